@@ -1,0 +1,78 @@
+"""What kconsume is measured against: the loop that a person writes on confluent-kafka, and nothing else.
+
+It commits nothing, keeps no order across threads and survives no rebalance; every promise it does not keep
+is time it does not spend. It must not be made slower than a careful person would write it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from confluent_kafka import Consumer, KafkaError, KafkaException
+
+from kconsume.settings import ClientValue, client_settings
+
+# Not typed further: narrowing `value()` would cost the loop a call, or a check, a record.
+Handler = Callable[..., None]
+Decode = Callable[..., object]
+
+
+def same_settings(bootstrap: str, group: str) -> dict[str, ClientValue]:
+    """Exactly what `App.catch_up` gives the client, but for where to start: kconsume asks the store."""
+    return {**client_settings(bootstrap, group, {}, report_ends=True), "auto.offset.reset": "earliest"}
+
+
+def own_defaults(bootstrap: str, group: str) -> dict[str, ClientValue]:
+    """The client as it comes."""
+    return {"bootstrap.servers": bootstrap, "group.id": group, "auto.offset.reset": "earliest"}
+
+
+def consume(settings: Mapping[str, ClientValue], topic: str, handler: Handler, total: int) -> int:
+    """Call the handler with each value until `total` records were seen; answers how many there were."""
+    consumer = _subscribed(settings, topic)
+    seen = 0
+    while seen < total:
+        messages = consumer.consume(1000, 0.1)
+        seen += len(messages)
+        for message in messages:
+            if error := message.error():
+                seen -= _not_a_record(error)
+                continue
+            handler(message.value())
+    consumer.close()
+    return seen
+
+
+def consume_decoded(
+    settings: Mapping[str, ClientValue],
+    topic: str,
+    decode: Decode,
+    handler: Handler,
+    total: int,
+) -> int:
+    """The same with a decoder. Written out, because one more call a record would be a slower loop."""
+    consumer = _subscribed(settings, topic)
+    seen = 0
+    while seen < total:
+        messages = consumer.consume(1000, 0.1)
+        seen += len(messages)
+        for message in messages:
+            if error := message.error():
+                seen -= _not_a_record(error)
+                continue
+            handler(decode(message.value()))
+    consumer.close()
+    return seen
+
+
+def _subscribed(settings: Mapping[str, ClientValue], topic: str) -> Consumer:
+    consumer = Consumer(dict(settings))
+    consumer.subscribe([topic])
+    return consumer
+
+
+def _not_a_record(error: KafkaError) -> int:
+    """The end of a partition is an event, not a record; anything else spoils the run."""
+    if error.code() != KafkaError._PARTITION_EOF:
+        raise KafkaException(error)
+    return 1

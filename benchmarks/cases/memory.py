@@ -1,0 +1,79 @@
+"""Peak memory (VmHWM) with a long lag against a short one: what is held must not depend on what waits.
+
+Both sides are kconsume, with the same handler for the same time. The handler is slower than the broker, so
+whatever is not bounded has time to grow: at ten million records of lag, by gigabytes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from pathlib import Path
+
+from confluent_kafka import Consumer, TopicPartition
+
+from benchmarks.case import Case, Measured, Task, Topics, Unit
+from benchmarks.orders import PARTITIONS
+from benchmarks.ratios import Bar
+from kconsume import App
+
+SECONDS = 8.0
+_HANDLER_SECONDS = 0.0002
+_FIRST_RECORD_WITHIN = 60.0
+
+
+class Memory(Case):
+    name = "memory"
+    about = "peak memory with 20 times the lag, slow handler (at the default --records: 10,000,000 against 500,000)"
+    bar = Bar(1.1, at_least=False)
+    unit = Unit("{:.1f} MB")
+    names = ("long lag", "short lag")
+    most_rounds = 3
+    warm_up = False
+    own_topics = True
+
+    def tasks(self, topics: Topics, records: int) -> tuple[Task, Task]:
+        return topics.orders(10 * records), topics.orders(records // 2)
+
+    def ours(self, task: Task) -> Measured:
+        calls, began = itertools.count(), threading.Event()
+        app = App(task.bootstrap, group=task.group)
+
+        @app.consume(task.topic)
+        def slow(value: bytes) -> None:  # noqa: ARG001  (the annotation says what is held in memory)
+            next(calls)
+            began.set()
+            time.sleep(_HANDLER_SECONDS)
+
+        with app.running():
+            if not began.wait(_FIRST_RECORD_WITHIN):
+                raise AssertionError(f"no record within {_FIRST_RECORD_WITHIN:.0f} s")
+            time.sleep(SECONDS)
+        peak, cpu, handled = peak_memory(), time.process_time(), next(calls)
+        committed = _committed(task)
+        if handled != committed:
+            raise AssertionError(f"{handled} records were handled, and the group stands at {committed}")
+        return Measured(peak / 1e6, cpu, handled)
+
+    theirs = ours
+
+
+def peak_memory() -> int:
+    """The most bytes that this process ever had resident."""
+    return parse_peak(Path("/proc/self/status").read_text())
+
+
+def parse_peak(status: str) -> int:
+    for line in status.splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise ValueError("the kernel tells no VmHWM: the memory case needs Linux")
+
+
+def _committed(task: Task) -> int:
+    """After a clean stop the group's offsets add up to the records handled: partitions begin at offset 0."""
+    consumer = Consumer({"bootstrap.servers": task.bootstrap, "group.id": task.group})
+    places = consumer.committed([TopicPartition(task.topic, n) for n in range(PARTITIONS)], timeout=20)
+    consumer.close()
+    return sum(place.offset for place in places)

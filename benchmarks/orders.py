@@ -1,0 +1,71 @@
+"""The records that are consumed: JSON orders of about 120 bytes, between two marks.
+
+A partition holds, in this order:
+
+    mark · orders · mark · 1000 orders that do not count
+
+A *mark* is a record that a handler recognises with next to no work: an empty value for handlers of bytes, a
+quantity of zero for typed ones. The first mark handled starts the clock, the last one stops it (`marks.py`).
+The orders behind the last mark are there because `consume(1000, 0.1)` waits the whole tenth of a second for a
+batch that cannot be filled any more: without them the bare loop would be charged for the end of the topic.
+
+Pure: makes values, writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+PARTITIONS = 4
+MARKS = 2 * PARTITIONS
+LEAD_OUT = 1000
+
+Form = Literal["bytes", "typed"]
+
+
+class Order(msgspec.Struct):
+    """What a typed handler gets. A quantity of zero is a mark."""
+
+    id: int
+    sku: str
+    quantity: int
+    customer: str
+    cents: int
+    placed: str
+
+
+_ORDER = (
+    b'{"id":%d,"sku":"SKU-%05d","quantity":%d,"customer":"customer-%06d",'
+    b'"cents":%d,"placed":"2026-01-05T10:%02d:%02dZ"}'
+)
+
+
+def counted(records: int) -> int:
+    """How many orders lie between the marks when `records` were asked for: the same number in each partition."""
+    return records // PARTITIONS * PARTITIONS
+
+
+def total(records: int) -> int:
+    """How many records the topic holds, marks and lead-out included."""
+    return counted(records) + MARKS + PARTITIONS * LEAD_OUT
+
+
+def values(partition: int, records: int, form: Form) -> Iterator[bytes]:
+    """All values of one partition. No two orders of a topic are alike."""
+    mark = b"" if form == "bytes" else _order(0, quantity=0)
+    here = records // PARTITIONS
+    first = 1 + partition * (here + LEAD_OUT)
+    yield mark
+    yield from map(_order, range(first, first + here))
+    yield mark
+    yield from map(_order, range(first + here, first + here + LEAD_OUT))
+
+
+def _order(number: int, quantity: int | None = None) -> bytes:
+    wanted = 1 + number % 9 if quantity is None else quantity
+    return _ORDER % (
+        number, number % 50_000, wanted, number % 1_000_000, number % 90_000, number // 60 % 60, number % 60,
+    )  # fmt: skip

@@ -1,0 +1,94 @@
+"""Paired rounds: the two sides one after the other, each in a fresh process, the first to go alternating.
+
+Decides nothing about figures. A side that fails, hangs or miscounts ends the whole run: a ratio without it
+would be a ratio of something else.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.case import Case, Measured, Side, Task
+
+ROOT = Path(__file__).parent.parent
+HANGS_AFTER = 300.0
+
+RunSide = Callable[[Case, Side, Task], Measured]
+Say = Callable[[str], None]
+
+
+class SideFailed(Exception):
+    """A side ended with an error; its last words are in the message."""
+
+
+class Round(msgspec.Struct, frozen=True):
+    """What both sides came to, one after the other."""
+
+    ours: Measured
+    theirs: Measured
+
+    @property
+    def pair(self) -> tuple[float, float]:
+        return self.ours.figure, self.theirs.figure
+
+
+def play(case: Case, tasks: tuple[Task, Task], rounds: int, say: Say, run: RunSide | None = None) -> list[Round]:
+    """The rounds that count. What kconsume learned in one round (its transaction size) is told to the other
+    side in the next; the warm-up therefore has kconsume first."""
+    run = run or run_side
+    ours, theirs = tasks
+    played: list[Round] = []
+    count = min(rounds, case.most_rounds or rounds)
+    for number in range(0 if case.warm_up else 1, count + 1):
+        one = _round(case, ours, theirs, order(number), run)
+        theirs = msgspec.structs.replace(theirs, transaction=one.ours.transaction)
+        say(_line(case, one, f"round {number}/{count}" if number else "warm-up, does not count"))
+        if number:
+            played.append(one)
+    return played
+
+
+def order(number: int) -> tuple[Side, Side]:
+    """Who goes first: kconsume in the warm-up (0) and in even rounds, the other side in odd ones."""
+    return ("theirs", "ours") if number % 2 else ("ours", "theirs")
+
+
+def _round(case: Case, ours: Task, theirs: Task, sides: tuple[Side, Side], run: RunSide) -> Round:
+    measured: dict[Side, Measured] = {}
+    for side in sides:
+        task = ours if side == "ours" else theirs
+        if side == "theirs" and "ours" in measured:
+            task = msgspec.structs.replace(task, transaction=measured["ours"].transaction)
+        measured[side] = run(case, side, task)
+    return Round(measured["ours"], measured["theirs"])
+
+
+def run_side(case: Case, side: Side, task: Task) -> Measured:
+    """In a process and a consumer group of its own."""
+    fresh = msgspec.structs.replace(task, group=f"bench-{case.name}-{side}-{uuid.uuid4().hex[:12]}")
+    command = [sys.executable, "-m", "benchmarks.side", case.name, side]
+    try:
+        done = subprocess.run(
+            command, input=msgspec.json.encode(fresh), capture_output=True, timeout=HANGS_AFTER, check=False, cwd=ROOT
+        )
+    except subprocess.TimeoutExpired as late:
+        raise SideFailed(f"{case.name}, {side}: did not end in {HANGS_AFTER:.0f} s; {_tail(late.stderr)}") from None
+    if done.returncode != 0:
+        raise SideFailed(f"{case.name}, {side}: exit code {done.returncode}; {_tail(done.stderr)}")
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=Measured)
+
+
+def _line(case: Case, one: Round, which: str) -> str:
+    sides = zip(case.names, (one.ours, one.theirs), strict=True)
+    figures = "  ".join(f"{name} {case.unit.figure(measured)}" for name, measured in sides)
+    return f"{case.name:<9} {which}: {figures}  ratio {one.ours.figure / one.theirs.figure:.2f}"
+
+
+def _tail(words: bytes | None) -> str:
+    return "its last words:\n" + (words or b"(none)").decode(errors="replace")[-3000:]

@@ -1,0 +1,25 @@
+"""One side of a case, alone in its process: `python -m benchmarks.side CASE ours|theirs`.
+
+The task comes as JSON on standard input, the measurement goes as one line of JSON to standard output. Started
+by `rounds.py`; by hand it is useful under a profiler.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+
+from benchmarks.case import Task
+from benchmarks.cases import CASES
+
+
+def main(name: str, side: str) -> None:
+    task = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
+    case = CASES[name]
+    measured = case.ours(task) if side == "ours" else case.theirs(task)
+    print(msgspec.json.encode(measured).decode())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,56 @@
+"""Reserve stock for orders: the write and the offset commit together, in one SQLite file.
+
+python service.py                 consume, on a broker that all processes of this user share
+python service.py --order cup 3   send an order there
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+
+import msgspec
+from confluent_kafka import Producer
+
+from kconsume import App
+from kconsume.testing.addresses import resolve
+
+BROKER = "embedded://inventory"
+DATABASE = "inventory.db"
+
+app = App(BROKER, group="inventory", offsets=f"sqlite:///{DATABASE}")
+
+
+class Placed(msgspec.Struct):
+    sku: str
+    quantity: int
+
+
+@app.consume("orders")
+def reserve(order: Placed, tx: sqlite3.Connection) -> None:
+    tx.execute(
+        "insert into stock values (?, ?) on conflict (sku) do update set reserved = reserved + excluded.reserved",
+        (order.sku, order.quantity),
+    )
+
+
+def prepare() -> None:
+    """Make the table that the handler writes to."""
+    with sqlite3.connect(DATABASE) as connection:
+        connection.execute("create table if not exists stock (sku text primary key, reserved integer not null)")
+    connection.close()
+
+
+def send(sku: str, quantity: int) -> None:
+    producer = Producer({"bootstrap.servers": resolve(BROKER, ["orders"])})
+    producer.produce("orders", msgspec.json.encode(Placed(sku, quantity)), key=sku)
+    if producer.flush(10):
+        raise SystemExit("the order was not confirmed within 10 s")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--order"]:
+        send(sys.argv[2], int(sys.argv[3]))
+    else:
+        prepare()
+        app.run()

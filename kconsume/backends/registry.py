@@ -1,0 +1,81 @@
+"""From an address to a store: `open_store("sqlite:///shop.db")`.
+
+The stores of this package by their scheme, others by the entry point group `kconsume.stores`, whose name is the
+scheme and whose object is called with the address. A module is imported only when its scheme is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import cast
+
+from kconsume.backends.abc import OffsetStore
+from kconsume.errors import ConfigurationError, MissingExtra, UnknownStore
+from kconsume.settings import ClientValue, masked_address, scheme_in
+
+ENTRY_POINTS = "kconsume.stores"
+SCHEMES = ("kafka", "memory", "sqlite")
+
+
+def open_store(
+    address: str, *, brokers: str = "localhost:9092", kafka: Mapping[str, ClientValue] | None = None
+) -> OffsetStore:
+    """The store at an address. Opens no connection yet. `brokers` and `kafka` are for `kafka://`."""
+    scheme = scheme_of(address)
+    if scheme == "kafka":
+        if address != "kafka://":
+            raise ConfigurationError(
+                f"offsets={masked_address(address)!r} names a cluster, but kafka:// keeps the offsets in the cluster "
+                f"that is consumed: write offsets='kafka://', and the cluster's address in App('host:port', ...)"
+            )
+        from kconsume.backends.kafka import KafkaStore
+
+        return KafkaStore(brokers, kafka)
+    if scheme == "memory":
+        from kconsume.backends.memory import MemoryStore
+
+        return MemoryStore()
+    if scheme == "sqlite":
+        from kconsume.backends.sqlite import SqliteStore
+
+        return SqliteStore.from_url(address)
+    return _third_party(scheme, address)
+
+
+def scheme_of(address: str) -> str:
+    scheme = scheme_in(address)
+    if scheme is None:
+        raise UnknownStore(f"offsets={masked_address(address)!r} is not an address: write {_offer()}")
+    return scheme
+
+
+def transactions_of(store: str | OffsetStore) -> tuple[type, ...]:
+    """The types by which a handler asks for the transaction of this store, or of the one at this address."""
+    opened = open_store(store) if isinstance(store, str) else store
+    return getattr(opened, "connection_types", ())
+
+
+def _third_party(scheme: str, address: str) -> OffsetStore:
+    for entry in entry_points(group=ENTRY_POINTS, name=scheme):
+        return cast(OffsetStore, _load(entry)(address))
+    raise UnknownStore(
+        f"no offset store answers to {masked_address(address)!r}: write {_offer()}, or install a package that "
+        f"offers {scheme!r} under the entry point {ENTRY_POINTS}"
+    )
+
+
+def _load(entry: EntryPoint) -> type:
+    try:
+        return cast(type, entry.load())
+    except ImportError as error:
+        extra = f"[{','.join(entry.extras)}]" if entry.extras else ""
+        package = entry.dist.name if entry.dist is not None else "its package"
+        raise MissingExtra(
+            f"the store {entry.name}:// needs {error.name or 'a package'} that is not installed: "
+            f"pip install '{package}{extra}'"
+        ) from error
+
+
+def _offer() -> str:
+    return "kafka://, sqlite:///file.db or memory://"

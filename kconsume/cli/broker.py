@@ -1,0 +1,186 @@
+"""`kconsume broker`: see, start and stop the named embedded brokers of this machine.
+
+Shows and asks; what a broker is and how it lives is `testing/broker.py`'s.
+"""
+
+from __future__ import annotations
+
+import time
+
+import click
+import msgspec
+from rich.console import Console, Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from kconsume.errors import EmbeddedBrokerError
+from kconsume.testing.broker import NamedBroker, attach, find, names
+
+_LIMITS = (
+    "It lives in memory on this machine, and ends after eight hours without a client.",
+    "It keeps the last 5 MB or so of each partition, and answers no admin requests.",
+    "A classic group takes session.timeout.ms less a second to rebalance, a KIP-848 group a moment.",
+    "For transactions, static members and timestamps, trust a real Kafka only.",
+)
+
+
+class Seen(msgspec.Struct):
+    """A broker as it was found; `topics` is None, and `trouble` says why, where it did not tell."""
+
+    name: str
+    bootstrap: str | None = None
+    pid: int | None = None
+    uptime: float | None = None
+    topics: dict[str, int] | None = None
+    trouble: str | None = None
+    started_now: bool = False
+
+
+class _Listing(msgspec.Struct):
+    brokers: list[Seen]
+
+
+class _Stopped(msgspec.Struct):
+    name: str
+    stopped: bool
+
+
+def _parse_topics(_: click.Context, option: click.Parameter, values: tuple[str, ...]) -> list[tuple[str, int]]:
+    topics = []
+    for value in values:
+        topic, _colon, partitions = value.partition(":")
+        if not topic or not (partitions or "4").isdecimal():
+            raise click.BadParameter(f"{value!r} is not written like orders or orders:4", param=option)
+        topics.append((topic, int(partitions or 4)))
+    return topics
+
+
+@click.command(short_help="A Kafka to develop against, in memory, with nothing to install.")
+@click.argument("name", required=False)
+@click.option(
+    "--topic",
+    "topics",
+    multiple=True,
+    metavar="NAME[:PARTITIONS]",
+    callback=_parse_topics,
+    help="Make this topic, unless it is there; 4 partitions unless said otherwise. May be repeated.",
+)
+@click.option("--stop", is_flag=True, help="Stop it. Its topics and records are gone.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def broker(name: str | None, topics: list[tuple[str, int]], stop: bool, as_json: bool) -> None:
+    """A Kafka to develop against, in memory, with nothing to install.
+
+    It is a process of its own that all your programs share by its NAME. This command starts it if it is not
+    running, makes the topics you ask for, and shows where it is. With no NAME, it lists the running ones.
+
+    \b
+      kconsume broker shop --topic orders:4     start it, with a topic
+      App("embedded://shop", group="…")         use it, in as many processes as you like
+      kconsume broker                           what is running?
+      kconsume broker shop --stop               that was all
+    """
+    if name is None:
+        if stop or topics:
+            raise click.UsageError("which one? Give its NAME, as in: kconsume broker shop --stop")
+        _tell(_Listing([seen for each in names() if (seen := _look(each))]), as_json)
+    elif stop:
+        if topics:
+            raise click.UsageError("--topic makes a topic and --stop forgets them all: give one of the two")
+        _tell(_stop(name), as_json)
+    else:
+        _tell(_show(name, topics), as_json)
+
+
+def _show(name: str, topics: list[tuple[str, int]]) -> Seen:
+    found = find(name)
+    running = found or attach(name)
+    for topic, partitions in topics:
+        running.create_topic(topic, partitions, exist_ok=True)
+    seen = _look_at(running)
+    seen.started_now = found is None
+    return seen
+
+
+def _stop(name: str) -> _Stopped:
+    running = find(name)
+    if running is not None:
+        running.stop()
+    return _Stopped(name, running is not None)
+
+
+def _look(name: str) -> Seen | None:
+    try:
+        running = find(name)
+    except EmbeddedBrokerError as error:
+        return Seen(name, trouble=str(error))
+    return _look_at(running) if running else None
+
+
+def _look_at(running: NamedBroker) -> Seen:
+    about = running.about
+    seen = Seen(about.name, about.bootstrap, about.pid, round(time.time() - about.started, 3))
+    try:
+        seen.topics = running.topics()
+    except EmbeddedBrokerError as error:
+        seen.trouble = str(error)
+    return seen
+
+
+def _tell(what: Seen | _Listing | _Stopped, as_json: bool) -> None:
+    if as_json:
+        click.echo(msgspec.json.encode(what))
+        return
+    console = Console(highlight=False)
+    match what:
+        case Seen():
+            console.print(_portrait(what))
+        case _Listing(brokers=[]):
+            console.print("No embedded broker is running. Start one: [bold]kconsume broker shop[/]")
+        case _Listing():
+            console.print(_table(what.brokers))
+        case _Stopped(stopped=True):
+            console.print(f"Stopped [bold]{what.name}[/]. Its topics and records are gone.")
+        case _Stopped():
+            console.print(f"[bold]{what.name}[/] was not running.")
+
+
+def _portrait(seen: Seen) -> Group:
+    facts = Table.grid(padding=(0, 2))
+    facts.add_row("address", seen.bootstrap)
+    facts.add_row("process", str(seen.pid))
+    facts.add_row("topics", _topics(seen))
+    facts.add_row("use it", Text(f'App("embedded://{seen.name}", group="…")', "bold"))
+    facts.add_row("stop it", f"kconsume broker {seen.name} --stop")
+    state = "started" if seen.started_now else f"running for {_ago(seen.uptime)}"
+    return Group(
+        Text.assemble(("● ", "green"), (seen.name, "bold"), f"  {state}"),
+        Padding(facts, (0, 0, 1, 2)),
+        *(Text(line, "dim") for line in _LIMITS),
+    )
+
+
+def _table(brokers: list[Seen]) -> Table:
+    table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
+    for heading in ("name", "address", "process", "running for", "topics"):
+        table.add_column(heading)
+    for seen in brokers:
+        table.add_row(
+            Text(seen.name, "bold"), seen.bootstrap or "-", str(seen.pid or "-"), _ago(seen.uptime), _topics(seen)
+        )
+    return table
+
+
+def _topics(seen: Seen) -> Text:
+    if seen.topics is None:
+        return Text(seen.trouble or "unknown", "red")
+    return Text(", ".join(f"{topic}:{count}" for topic, count in sorted(seen.topics.items())) or "none yet")
+
+
+def _ago(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    minutes, hours = int(seconds // 60), int(seconds // 3600)
+    if hours:
+        return f"{hours} h {minutes % 60} min"
+    return f"{minutes} min" if minutes else f"{int(seconds)} s"

@@ -1,0 +1,269 @@
+"""`kconsume check`: what would run, with what guarantee, and what is wrong with it.
+
+Gathers facts and shows them with what `findings.py` makes of them. Consumes nothing, joins no group and opens no
+store: the only question goes to the cluster, about its topics.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from typing import Literal
+
+import click
+import msgspec
+from confluent_kafka import Consumer, KafkaException
+
+from kconsume.app import App, Registration
+from kconsume.backends import OffsetStore, SqliteStore, TransactionalStore
+from kconsume.cli import findings
+from kconsume.cli.findings import EMBEDDED, Budgets, ClientFacts, ClusterFacts, Finding, Handler
+from kconsume.cli.target import VARIABLE, app_argument, load
+from kconsume.cluster import Cluster
+from kconsume.console import guarantee
+from kconsume.errors import BrokerUnavailable, TopicNotFound
+from kconsume.runtime.engine import most_workers
+from kconsume.settings import DEFAULTS, FORBIDDEN, MASK, ClientValue, Default, client_settings, masked, masked_address
+from kconsume.settings import EMBEDDED as EMBEDDED_DEFAULTS
+
+_PATIENCE = 4.0
+
+
+class Property(msgspec.Struct):
+    """One property of the Kafka client as it will be, with secrets covered."""
+
+    name: str
+    value: ClientValue
+    set_by: Literal["you", "app", "kconsume", "promise"]
+    """`you` by `kafka={...}`, the `app` by its other arguments, `kconsume` by its defaults, or a `promise`, which
+    cannot be changed."""
+    librdkafka: ClientValue | None = None
+    """The client's own default, where kconsume's is another."""
+    kconsume: ClientValue | None = None
+    """kconsume's default, where yours is another."""
+    why: str | None = None
+
+
+class Sheet(msgspec.Struct):
+    """All that `check` has to say; printed as it is with `--json`."""
+
+    app: str
+    brokers: str
+    group: str
+    ok: bool
+    """Whether no finding is an error."""
+    findings: list[Finding]
+    handlers: list[Handler]
+    topics: dict[str, int | None] | None
+    """Partitions of each topic, None for one that is not there; None if no broker was asked or answered."""
+    shutdown: float
+    memory: int
+    kafka: list[Property]
+
+
+@click.command(short_help="What would run, with what guarantee, and what is wrong with it?")
+@app_argument
+@click.option("--offline", is_flag=True, help="Do not ask the brokers for their topics.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.pass_context
+def check(context: click.Context, app: str | None, offline: bool, as_json: bool) -> None:
+    """What would run, with what guarantee, and what is wrong with it?
+
+    Shows each handler of APP with its guarantee, the topics, and the configuration of the Kafka client with the
+    reason for each default that is not the client's own; then what contradicts itself or will hurt, with the
+    fix. Nothing is consumed, and secrets are covered.
+
+    \b
+      kconsume check shop:app
+      kconsume check shop:app --offline          in CI, where no broker is
+      kconsume check shop:app --json | jq .findings
+
+    Exit code 0 if there is no error among the findings, else 2.
+    """
+    sheet = examine(load(app), os.environ[VARIABLE], offline=offline)
+    if as_json:
+        click.echo(msgspec.json.encode(sheet))
+    else:
+        from kconsume.cli.sheet import show
+
+        show(sheet)
+    context.exit(0 if sheet.ok else 2)
+
+
+def examine(app: App, name: str, *, offline: bool = False) -> Sheet:
+    """Gather the facts about an app and judge them."""
+    embedded = app.brokers.startswith(EMBEDDED)
+    settings = client_settings(app.brokers, app.group, app.kafka, embedded=embedded)
+    client = _ask_client(settings)
+    address = _address(app.brokers)
+    handlers = [_handler(registration) for registration in app.registrations]
+    cluster = ClusterFacts() if offline or address is None else _ask_cluster(app, address, embedded)
+    found = [
+        *findings.of_app(app.brokers, handlers, running=address is not None),
+        *findings.of_budgets(settings, Budgets(app.shutdown, app.memory), embedded=embedded),
+        *findings.of_handlers(handlers, embedded=embedded),
+        *findings.of_cluster(handlers, cluster),
+    ]
+    found = findings.ordered([*findings.of_client(client), *found])
+    return Sheet(
+        app=name,
+        brokers=app.brokers,
+        group=app.group,
+        ok=not any(finding.level == "error" for finding in found),
+        findings=found,
+        handlers=handlers,
+        topics=None if cluster.topics is None else dict(cluster.topics),
+        shutdown=app.shutdown,
+        memory=app.memory,
+        kafka=_properties(settings, app.kafka, embedded=embedded),
+    )
+
+
+def _handler(registration: Registration) -> Handler:
+    binding, store = registration.binding, registration.store
+    transaction = binding.transaction
+    return Handler(
+        name=registration.name,
+        topics=registration.topics,
+        group=registration.group,
+        store=masked_address(registration.store_address),
+        gets=binding.payload,
+        transaction=None if transaction is None else f"{transaction.__module__}.{transaction.__qualname__}",
+        transactional_store=isinstance(store, TransactionalStore),
+        guarantee=guarantee(registration),
+        on_error=str(registration.policy),
+        start=registration.start,
+        order=registration.order,
+        executor=registration.executor,
+        concurrency=registration.concurrency,
+        workers=most_workers(registration.plan(), store),
+        chunk=registration.chunk,
+        partitions=registration.partitions,
+        store_trouble=_trouble(store),
+    )
+
+
+def _trouble(store: OffsetStore) -> str | None:
+    if isinstance(store, SqliteStore) and not store.path.parent.is_dir():
+        return f"there is no folder {store.path.parent}"
+    return None
+
+
+# The client
+
+
+def _ask_client(settings: Mapping[str, ClientValue]) -> ClientFacts:
+    """What the client says of its configuration. With no brokers in it, it connects to nobody."""
+    heard = _Heard()
+    ear = logging.Logger("kconsume.check")
+    ear.addHandler(heard)
+    alone = {name: value for name, value in settings.items() if name != "bootstrap.servers"}
+    try:
+        consumer = Consumer(alone, logger=ear)
+    except KafkaException as error:
+        return ClientFacts(_without_secrets(error.args[0].str(), settings))
+    except (TypeError, ValueError) as error:
+        return ClientFacts(_without_secrets(str(error), settings))
+    consumer.poll(0)  # what it logs comes with a poll
+    consumer.close()
+    return ClientFacts(warnings=tuple(_without_secrets(warning, settings) for warning in heard.warnings))
+
+
+class _Heard(logging.Handler):
+    """Collects what the client says about configuration: `CONFWARN [rdkafka#consumer-1] [thrd:app]: …`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.warnings: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if text.startswith("CONFWARN"):
+            self.warnings.append(text.partition("]: ")[2])
+
+
+def _without_secrets(text: str, settings: Mapping[str, ClientValue]) -> str:
+    covered = masked(settings)
+    for name, value in settings.items():
+        if covered[name] == MASK and str(value):
+            text = text.replace(str(value), MASK)
+    return text
+
+
+def _properties(
+    settings: Mapping[str, ClientValue], overrides: Mapping[str, ClientValue], *, embedded: bool
+) -> list[Property]:
+    """Every property that the client is given: first the person's, then ours."""
+    defaults = {default.name: default for default in DEFAULTS}
+    properties = []
+    for name, value in sorted(masked(settings).items(), key=lambda item: item[0] not in overrides):
+        default = defaults.get(name)
+        ours = EMBEDDED_DEFAULTS[name] if embedded and name in EMBEDDED_DEFAULTS else default and default.value
+        librdkafka = default and default.librdkafka
+        set_by = _set_by(name, overrides)
+        properties.append(
+            Property(
+                name=name,
+                value=_shown(value),
+                set_by=set_by,
+                librdkafka=None if librdkafka == value else librdkafka,
+                kconsume=None if ours == value else ours,
+                why=_why(name, default, set_by, embedded=embedded),
+            )
+        )
+    return properties
+
+
+def _shown(value: object) -> ClientValue:
+    """A function, such as oauth_cb, is passed through like a value, but says nothing in print."""
+    return value if isinstance(value, ClientValue) else "(a function)"
+
+
+def _set_by(name: str, overrides: Mapping[str, ClientValue]) -> Literal["you", "app", "kconsume", "promise"]:
+    if name in overrides:
+        return "you"
+    if name in ("bootstrap.servers", "group.id"):
+        return "app"
+    return "promise" if name in FORBIDDEN else "kconsume"
+
+
+def _why(name: str, default: Default | None, set_by: str, *, embedded: bool) -> str | None:
+    if set_by == "promise":
+        return FORBIDDEN[name]
+    if set_by != "kconsume":
+        return None
+    if embedded and name in EMBEDDED_DEFAULTS:
+        return "the embedded broker ends a rebalance only when the session timeout is nearly over"
+    return default and default.why
+
+
+# The cluster
+
+
+def _address(brokers: str) -> str | None:
+    """Where the brokers are; None for embedded ones that do not run, which asking would start."""
+    if not brokers.startswith(EMBEDDED):
+        return brokers
+    name = brokers.removeprefix(EMBEDDED)
+    if not name:
+        return None
+    from kconsume.testing.broker import find
+
+    running = find(name)
+    return None if running is None else running.bootstrap
+
+
+def _ask_cluster(app: App, address: str, embedded: bool) -> ClusterFacts:
+    cluster = Cluster(address, app.kafka, patience=_PATIENCE)
+    topics: dict[str, int | None] = {}
+    missing: dict[str, str] = {}
+    try:
+        for topic in sorted({topic for registration in app.registrations for topic in registration.topics}):
+            try:
+                topics[topic] = cluster.topics([topic])[topic] or None
+            except TopicNotFound as error:
+                topics[topic], missing[topic] = None, str(error)
+    except BrokerUnavailable as error:
+        return ClusterFacts(unreachable=str(error))
+    return ClusterFacts(topics, missing=missing, makes_topics=embedded)

@@ -1,0 +1,349 @@
+"""What is wrong, or worth knowing, about an app as it is configured: facts in, findings out.
+
+Pure: the facts are gathered, and the findings printed, by `check.py`. An *error* is what cannot work, a *warning* is
+what works and will hurt, a *note* is what a person should know once. Each says what to do about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from kconsume.settings import ClientValue
+
+Level = Literal["error", "warning", "note"]
+
+LEVELS: Sequence[Level] = ("error", "warning", "note")
+
+EMBEDDED = "embedded://"
+
+KUBERNETES_GRACE = 30.0
+"""`terminationGracePeriodSeconds` of a pod that does not say otherwise."""
+SHORTEST_SHUTDOWN = 5.0
+"""Below this, little is left for handlers: the last commit and leaving the group take their time too."""
+SHORTEST_SESSION = 6000
+"""`group.min.session.timeout.ms` of a broker that does not say otherwise."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that a person should know. `code` does not change between versions; the words may."""
+
+    level: Level
+    code: str
+    about: str
+    problem: str
+    fix: str
+
+
+class Budgets(msgspec.Struct, frozen=True):
+    """How long and how much, as the app has it."""
+
+    shutdown: float
+    memory: int
+
+
+class Handler(msgspec.Struct, frozen=True):
+    """A handler as it will run."""
+
+    name: str
+    topics: tuple[str, ...]
+    group: str
+    store: str
+    """Its address, with no password in it."""
+    gets: str = "bytes"
+    """What the first parameter is given."""
+    transaction: str | None = None
+    """The annotation by which it takes the store's transaction."""
+    transactional_store: bool = False
+    guarantee: str = ""
+    on_error: str = ""
+    start: str = "earliest"
+    order: str = "partition"
+    executor: str = "thread"
+    concurrency: int | None = None
+    workers: int = 8
+    """At most so many threads, which `concurrency` and the store decide."""
+    chunk: int | None = None
+    partitions: tuple[int, ...] | None = None
+    store_trouble: str | None = None
+    """Why the store cannot be used, where that shows without asking it."""
+
+    @property
+    def scheme(self) -> str:
+        return self.store.partition("://")[0]
+
+
+class ClientFacts(msgspec.Struct, frozen=True):
+    """What the Kafka client said when it was given its configuration."""
+
+    refused: str | None = None
+    warnings: tuple[str, ...] = ()
+
+
+class ClusterFacts(msgspec.Struct, frozen=True):
+    """What the cluster said. `topics` is None if it was not asked or did not answer; a topic without a number
+    of partitions is not there."""
+
+    topics: Mapping[str, int | None] | None = None
+    unreachable: str | None = None
+    missing: Mapping[str, str] = {}
+    """For each topic that is not there, the error in which `Cluster` says so."""
+    makes_topics: bool = False
+    """Whether topics come into being when a producer names them (the embedded broker)."""
+
+
+def of_app(brokers: str, handlers: Sequence[Handler], *, running: bool = True) -> Iterator[Finding]:
+    """What is missing before anything can run. `running`: whether a broker that is named as embedded runs."""
+    if not handlers:
+        yield Finding(
+            "error", "no-handler", "app",
+            "the app has no handler, so there is nothing to run",
+            "decorate a function with @app.consume('topic'), in a module that this one imports",
+        )  # fmt: skip
+    name = brokers.removeprefix(EMBEDDED)
+    if brokers == EMBEDDED:
+        yield Finding(
+            "note", "broker-inside", "brokers",
+            "embedded:// is a broker inside each process that uses it: it begins empty, and nobody else reaches it",
+            "to share one between processes, name it: App('embedded://shop', ...)",
+        )  # fmt: skip
+    elif name != brokers and not running:
+        yield Finding(
+            "note", "broker-not-running", "brokers",
+            f"the embedded broker {name!r} is not running; the first program that uses it starts it, without topics",
+            f"start it with its topics: kconsume broker {name} --topic orders:4",
+        )  # fmt: skip
+
+
+def of_client(facts: ClientFacts) -> Iterator[Finding]:
+    """What the client refuses or ignores."""
+    refused = facts.refused
+    # It refuses this one in fewer words than `of_budgets`, which sees it too.
+    if refused is not None and not ("max.poll.interval.ms" in refused and "session.timeout.ms" in refused):
+        yield Finding(
+            "error", "client-refuses", "kafka={...}",
+            f"the Kafka client refuses this configuration: {refused}",
+            "correct the name or the value of that property in App(kafka={...})",
+        )  # fmt: skip
+    for warning in facts.warnings:
+        yield Finding(
+            "warning", "client-ignores", "kafka={...}",
+            f"the Kafka client warns: {warning}",
+            "take that property out of App(kafka={...}): it has no effect on a consumer",
+        )  # fmt: skip
+
+
+def of_budgets(settings: Mapping[str, ClientValue], budgets: Budgets, *, embedded: bool = False) -> Iterator[Finding]:
+    """Times and sizes that contradict each other."""
+    yield from _of_membership(settings, embedded)
+    yield from _of_stopping(budgets.shutdown)
+    yield from _of_memory(settings, budgets.memory)
+
+
+def of_handlers(handlers: Sequence[Handler], *, embedded: bool = False) -> Iterator[Finding]:
+    """What a handler's options and its store do to its guarantee."""
+    for handler in handlers:
+        yield from _of_executor(handler)
+        yield from _of_store(handler, embedded)
+
+
+def of_cluster(handlers: Sequence[Handler], facts: ClusterFacts) -> Iterator[Finding]:
+    """Topics and partitions that are not there."""
+    if facts.unreachable is not None:
+        problem, fix = _cause_and_fix(facts.unreachable)
+        yield Finding("error", "broker-unreachable", "brokers", f"{problem}; topics were not checked", fix)
+    if facts.topics is None:
+        return
+    for topic in sorted({topic for handler in handlers for topic in handler.topics}):
+        if not facts.topics.get(topic):
+            yield _missing_topic(topic, facts)
+    for handler in handlers:
+        yield from _of_partitions(handler, facts.topics)
+
+
+def ordered(findings: Iterable[Finding]) -> list[Finding]:
+    """Errors first, then warnings, then notes; otherwise as they were found, and each thing once."""
+    return sorted(dict.fromkeys(findings), key=lambda finding: LEVELS.index(finding.level))
+
+
+# Membership
+
+
+def _of_membership(settings: Mapping[str, ClientValue], embedded: bool) -> Iterator[Finding]:
+    session = _number(settings, "session.timeout.ms")
+    interval = _number(settings, "max.poll.interval.ms")
+    heartbeat = _number(settings, "heartbeat.interval.ms")
+    if session is not None and interval is not None and session > interval:
+        yield Finding(
+            "error", "session-over-poll-interval", "session.timeout.ms",
+            f"session.timeout.ms ({session:g}) is above max.poll.interval.ms ({interval:g}), which the client refuses",
+            f"set max.poll.interval.ms to {session:g} or more, or leave it out: polling never waits for handlers",
+        )  # fmt: skip
+    if session is not None and heartbeat is not None and heartbeat > session / 3:
+        yield _slow_heartbeat(heartbeat, session)
+    if session is not None and session < SHORTEST_SESSION and not embedded:
+        yield Finding(
+            "warning", "session-too-short", "session.timeout.ms",
+            f"session.timeout.ms ({session:g}) is below what brokers accept by default: the group cannot be joined",
+            f"set it to {SHORTEST_SESSION} or more, or lower group.min.session.timeout.ms on the brokers",
+        )  # fmt: skip
+    if settings.get("isolation.level") == "read_uncommitted":
+        yield Finding(
+            "warning", "reads-uncommitted", "isolation.level",
+            "with read_uncommitted, records of transactions that were aborted are handled too",
+            "leave isolation.level out, unless that is what you want",
+        )  # fmt: skip
+
+
+def _slow_heartbeat(heartbeat: float, session: float) -> Finding:
+    dead = heartbeat >= session
+    return Finding(
+        "error" if dead else "warning", "heartbeat-too-slow", "heartbeat.interval.ms",
+        f"heartbeat.interval.ms ({heartbeat:g}) is above a third of session.timeout.ms ({session:g}): "
+        + ("every member is evicted between two heartbeats" if dead else "one lost heartbeat or two cost membership"),
+        f"set heartbeat.interval.ms to {session / 3:.0f} or less, or raise session.timeout.ms",
+    )  # fmt: skip
+
+
+# Stopping
+
+
+def _of_stopping(shutdown: float) -> Iterator[Finding]:
+    if shutdown < SHORTEST_SHUTDOWN:
+        yield Finding(
+            "warning", "shutdown-too-short", "shutdown",
+            f"shutdown={shutdown:g} s leaves handlers {shutdown * 0.7:.1f} s to finish, because the last commit and "
+            f"leaving the group need the rest; a handler that is slower is abandoned, and its record repeated",
+            "raise App(shutdown=...); 25 s, the default, fits into Kubernetes' grace period",
+        )  # fmt: skip
+    if shutdown >= KUBERNETES_GRACE:
+        yield Finding(
+            "note", "shutdown-over-grace", "shutdown",
+            f"shutdown={shutdown:g} s is not shorter than Kubernetes' default grace period ({KUBERNETES_GRACE:g} s), "
+            f"after which it kills the process",
+            f"in Kubernetes, set terminationGracePeriodSeconds: {shutdown + 5:.0f}",
+        )  # fmt: skip
+
+
+# Memory
+
+
+def _of_memory(settings: Mapping[str, ClientValue], memory: int) -> Iterator[Finding]:
+    queued = _number(settings, "queued.max.messages.kbytes")
+    if queued is not None and queued * 1024 > memory:
+        yield Finding(
+            "warning", "queue-over-memory", "queued.max.messages.kbytes",
+            f"the client may hold {_mebibytes(queued * 1024)} of records before they are handed out "
+            f"(queued.max.messages.kbytes={queued:g}), more than memory={_mebibytes(memory)} allows in flight",
+            f"set queued.max.messages.kbytes to {memory // 1024} or less, or raise App(memory=...)",
+        )  # fmt: skip
+
+
+# Handlers and their stores
+
+
+def _of_executor(handler: Handler) -> Iterator[Finding]:
+    if handler.executor != "inline":
+        return
+    yield Finding(
+        "warning", "inline-executor", handler.name,
+        f"{handler.name} runs on the polling thread (executor='inline'): if it ever takes longer than "
+        f"max.poll.interval.ms, the group takes its partitions away, and rebalances wait for it",
+        "leave executor= out, unless the handler never waits for anything",
+    )  # fmt: skip
+    if handler.concurrency is not None and handler.concurrency > 1:
+        yield Finding(
+            "warning", "concurrency-without-threads", handler.name,
+            f"{handler.name} has concurrency={handler.concurrency}, which means nothing with executor='inline'",
+            "leave out one of the two",
+        )  # fmt: skip
+
+
+def _of_store(handler: Handler, embedded: bool) -> Iterator[Finding]:
+    if handler.store_trouble is not None:
+        yield Finding(
+            "error", "store-unusable", handler.store,
+            f"offsets cannot be kept in {handler.store}: {handler.store_trouble}",
+            "make the folder, or correct offsets=",
+        )  # fmt: skip
+    if handler.transactional_store and handler.transaction is None:
+        yield Finding(
+            "warning", "transaction-not-taken", handler.name,
+            f"{handler.name} does not take the transaction of {handler.store}, so it is at least once: what it "
+            f"writes and the offset commit apart",
+            "add a parameter annotated with the store's connection, and write through it",
+        )  # fmt: skip
+    if handler.scheme == "memory" and not embedded:
+        yield Finding(
+            "warning", "memory-store", handler.group,
+            f"the offsets of group {handler.group!r} are forgotten when the process ends (memory://); it then starts "
+            f"again where start= says",
+            "outside of tests, use offsets='kafka://', or 'sqlite:///file.db' for exactly once",
+        )  # fmt: skip
+    if handler.scheme == "kafka" and not embedded:
+        yield Finding(
+            "note", "kafka-offsets-expire", handler.group,
+            f"Kafka forgets the offsets of group {handler.group!r} when it has had no members for "
+            f"offsets.retention.minutes (7 days unless the brokers say otherwise); it then starts again where "
+            f"start= says",
+            "raise offsets.retention.minutes if it may rest longer, or keep the offsets in a database",
+        )  # fmt: skip
+    if handler.scheme == "sqlite" and not handler.store.startswith("sqlite:////"):
+        yield Finding(
+            "note", "relative-file", handler.store,
+            f"{handler.store} is relative: started in another folder, the app would begin with a new file",
+            "in production, write the whole path: sqlite:////var/lib/shop/offsets.db",
+        )  # fmt: skip
+
+
+# Topics
+
+
+def _missing_topic(topic: str, facts: ClusterFacts) -> Finding:
+    if facts.makes_topics:
+        return Finding(
+            "note", "topic-not-yet", topic,
+            f"topic {topic!r} is not on the embedded broker yet; the first producer that names it makes it",
+            f"to choose its partitions yourself: kconsume broker NAME --topic {topic}:4",
+        )  # fmt: skip
+    return Finding("error", "topic-missing", topic, *_cause_and_fix(facts.missing[topic]))
+
+
+def _of_partitions(handler: Handler, topics: Mapping[str, int | None]) -> Iterator[Finding]:
+    counts = [count for topic in handler.topics if (count := topics.get(topic))]
+    if len(counts) < len(handler.topics):
+        return
+    if handler.partitions is not None and handler.partitions[-1] >= counts[0]:
+        yield Finding(
+            "error", "partition-missing", handler.name,
+            f"{handler.name} wants partition {handler.partitions[-1]} of {handler.topics[0]!r}, which has "
+            f"{counts[0]}, numbered from 0",
+            "correct partitions=, or add partitions to the topic",
+        )  # fmt: skip
+    if handler.concurrency is not None and handler.concurrency > sum(counts):
+        yield Finding(
+            "note", "idle-workers", handler.name,
+            f"{handler.name} has concurrency={handler.concurrency}, but its topics have {sum(counts)} partitions in "
+            f"all, and records of one partition are handled in order",
+            "more partitions would use the other workers; otherwise leave concurrency= out",
+        )  # fmt: skip
+
+
+def _number(settings: Mapping[str, ClientValue], name: str) -> float | None:
+    """None where the value is missing or no number; the client itself says so then."""
+    try:
+        return float(settings[name])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _cause_and_fix(error: str) -> tuple[str, str]:
+    """The two halves of an error of kconsume, which is written `cause: fix`."""
+    cause, _, fix = error.rpartition(": ")
+    return cause, fix
+
+
+def _mebibytes(size: float) -> str:
+    return f"{size / 1024 / 1024:.3g} MiB"

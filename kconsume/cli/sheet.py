@@ -1,0 +1,130 @@
+"""How `kconsume check` looks on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from kconsume.cli.check import Property, Sheet
+from kconsume.cli.findings import Finding, Handler
+from kconsume.runtime.loop import GRACE
+
+_MARKS = {"error": ("✗ error", "bold red"), "warning": ("! warning", "yellow"), "note": ("· note", "cyan")}
+
+
+def show(sheet: Sheet) -> None:
+    """Print the sheet: what runs, on what, how the client is set, and last what to do."""
+    console = Console(highlight=False)
+    console.print(Text.assemble((sheet.app, "bold"), f"  group {sheet.group}  brokers {sheet.brokers}"))
+    for handler in sheet.handlers:
+        _section(console, handler.name, _handler(handler))
+    _section(console, "topics", _topics(sheet.topics))
+    _section(console, "budgets", _facts(_budgets(sheet)))
+    _section(console, "Kafka client", _properties(sheet.kafka))
+    _section(console, "findings", _findings(sheet.findings))
+    console.print(_verdict(sheet))
+
+
+def _section(console: Console, title: str, body: RenderableType) -> None:
+    console.print()
+    console.print(Text(title, "bold"))
+    console.print(Padding(body, (0, 0, 0, 2)))
+
+
+def _facts(rows: Iterable[tuple[str, str]]) -> Table:
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim", no_wrap=True)
+    for name, value in rows:
+        facts.add_row(name, Text(value))
+    return facts
+
+
+def _handler(handler: Handler) -> Table:
+    workers = "the polling thread" if handler.executor == "inline" else _workers(handler.workers)
+    chunk = "sized by the handler's speed" if handler.chunk is None else f"at most {handler.chunk} records"
+    partitions = "" if handler.partitions is None else f", partitions {', '.join(map(str, handler.partitions))} only"
+    return _facts(
+        [
+            ("topics", ", ".join(handler.topics) + partitions),
+            ("gets", handler.gets + (f", and the transaction ({handler.transaction})" if handler.transaction else "")),
+            ("offsets", f"{handler.store}, group {handler.group}"),
+            ("guarantee", handler.guarantee),
+            ("on error", handler.on_error),
+            ("begins", f"{handler.start}, where no offset is stored"),
+            ("runs on", f"{workers}, in {handler.order} order, in chunks {chunk}"),
+        ]
+    )
+
+
+def _workers(most: int) -> str:
+    return "1 thread" if most == 1 else f"a thread for each partition, up to {most}"
+
+
+def _topics(topics: dict[str, int | None] | None) -> RenderableType:
+    if topics is None:
+        return Text("not asked for, or no answer", "dim")
+    return _facts((name, "not there" if count is None else f"{count} partitions") for name, count in topics.items())
+
+
+def _budgets(sheet: Sheet) -> list[tuple[str, str]]:
+    return [
+        ("shutdown", f"{sheet.shutdown:g} s from the request to stop until the process is gone"),
+        ("revoke", f"{GRACE:g} s for a handler to finish when its partition moves"),
+        ("memory", f"{sheet.memory / 1024 / 1024:g} MiB of records in flight"),
+    ]
+
+
+def _properties(properties: Sequence[Property]) -> Group:
+    """What the person should see first is theirs, then what may surprise them; the rest in few words."""
+    yours = [p for p in properties if p.set_by == "you"]
+    ours = [p for p in properties if p.set_by == "kconsume" and p.librdkafka is not None]
+    promised = [p for p in properties if p.set_by == "promise"]
+    others = [p for p in properties if p not in yours and p not in ours and p not in promised]
+    return Group(
+        *_titled("yours", [(p, _instead(p)) for p in yours]),
+        *_titled("kconsume's, where librdkafka's default is another", [(p, _reason(p)) for p in ours]),
+        *_titled("fixed, because a promise needs it", [(p, p.why or "") for p in promised]),
+        *_titled("otherwise", [(p, "") for p in others]),
+    )
+
+
+def _titled(title: str, rows: Sequence[tuple[Property, str]]) -> list[RenderableType]:
+    table = Table.grid(padding=(0, 2))
+    for each, remark in rows:
+        table.add_row(Text(f"{each.name} = {_value(each.value)}"), Text(remark, "dim"))
+    return [Text(title, "italic"), Padding(table, (0, 0, 0, 2))] if rows else []
+
+
+def _instead(each: Property) -> str:
+    return "" if each.kconsume is None else f"instead of kconsume's {_value(each.kconsume)}"
+
+
+def _reason(each: Property) -> str:
+    return f"instead of {_value(each.librdkafka)}: {each.why}"
+
+
+def _value(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _findings(findings: Sequence[Finding]) -> RenderableType:
+    if not findings:
+        return Text("none", "dim")
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    for finding in findings:
+        mark, style = _MARKS[finding.level]
+        table.add_row(Text(mark, style), Group(Text(finding.problem), Text(f"→ {finding.fix}", "dim")))
+    return table
+
+
+def _verdict(sheet: Sheet) -> Text:
+    counts = {level: sum(f.level == level for f in sheet.findings) for level in _MARKS}
+    told = ", ".join(f"{n} {level}{'' if n == 1 else 's'}" for level, n in counts.items() if n) or "nothing to report"
+    if sheet.ok:
+        return Text.assemble("\n", ("Ready to run: ", "green"), told)
+    return Text.assemble("\n", ("It would not work: ", "bold red"), told)

@@ -1,0 +1,294 @@
+"""What the cluster says of topics and groups: which there are, their ids, where logs begin and end.
+
+Each question has a deadline and is asked on any thread but the one that polls. The consumer itself is
+`runtime/source.py`'s; here is the one exception, a reader of committed offsets that never subscribes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import contextmanager
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
+
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, ClusterMetadata, OffsetSpec  # type: ignore[attr-defined]
+
+from kconsume.errors import BrokerUnavailable, ClientFailed, KconsumeError, StoreError, TopicNotFound
+from kconsume.records import Partition
+from kconsume.settings import ClientValue, check_group, connection_settings
+
+T = TypeVar("T")
+
+_MOCK_CLUSTER = "mockCluster"
+_MOCK_PATIENCE = 0.5
+_NO_OFFSET = -1001
+_NOT_ALLOWED = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+}
+# Nobody there, or the one who would answer is being chosen: asking again may help.
+_AWAY = {
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._RESOLVE,
+    KafkaError._TIMED_OUT,
+    KafkaError._TIMED_OUT_QUEUE,
+    KafkaError._TRANSPORT,
+    KafkaError._WAIT_COORD,
+    KafkaError.BROKER_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.KAFKA_STORAGE_ERROR,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError.NOT_CONTROLLER,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.NOT_ENOUGH_REPLICAS,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError.REPLICA_NOT_AVAILABLE,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.UNSTABLE_OFFSET_COMMIT,
+}
+# What a broker says to one who is not a member, of a group that has some.
+_HAS_MEMBERS = {
+    KafkaError.FENCED_MEMBER_EPOCH,
+    KafkaError.GROUP_SUBSCRIBED_TO_TOPIC,
+    KafkaError.ILLEGAL_GENERATION,
+    KafkaError.NON_EMPTY_GROUP,
+    KafkaError.REBALANCE_IN_PROGRESS,
+    KafkaError.STALE_MEMBER_EPOCH,
+    KafkaError.UNKNOWN_MEMBER_ID,
+}
+# Half of it is how long the client waits between its first connection and the next, 50 ms by default.
+_READER: Mapping[str, ClientValue] = {"reconnect.backoff.ms": 20}
+
+
+_EDGES = {"earliest": OffsetSpec.earliest(), "latest": OffsetSpec.latest()}  # type: ignore[no-untyped-call]
+
+
+Place: TypeAlias = tuple[int, str] | tuple[int, str, int]
+"""An offset to commit, its metadata and, where it is known, its leader epoch."""
+
+
+class Committed(NamedTuple):
+    """An offset that a group has committed in Kafka."""
+
+    offset: int
+    leader_epoch: int | None
+    metadata: str
+
+
+class Cluster:
+    """A cluster by its address. Connects at the first question."""
+
+    def __init__(
+        self, brokers: str, overrides: Mapping[str, ClientValue] | None = None, *, patience: float = 10.0
+    ) -> None:
+        self.brokers = brokers
+        self.patience = patience
+        self._settings = connection_settings(brokers, overrides or {})
+        # What the clients said of their connections. They call its `append`: a method of ours would tie this
+        # object and its client into a cycle, and keep the client's threads until the collector comes by.
+        self._trouble: deque[KafkaError] = deque(maxlen=8)
+        self._client: AdminClient | None = None
+        self._tells_ids: bool | None = None
+        self._lock = threading.Lock()
+
+    def topics(self, wanted: Sequence[str]) -> dict[str, int]:
+        """How many partitions each topic has; `TopicNotFound` if one is not there."""
+        known = {name: len(topic.partitions) for name, topic in self._metadata().topics.items()}
+        for name in wanted:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else "create it, or correct the name"
+                raise TopicNotFound(f"topic {name!r} is not on the cluster at {self.brokers}: {hint}")
+        return {name: known[name] for name in wanted}
+
+    def topic_ids(self, topics: Iterable[str]) -> dict[str, str | None]:
+        """The id of each topic, None where the cluster does not tell (a mock broker may not)."""
+        names = sorted(set(topics))
+        if self._tells_ids is False:
+            return dict.fromkeys(names)
+        patience = self.patience if self._tells_ids else self._patience_for_ids()
+        asked = self._admin().describe_topics(TopicCollection(names), request_timeout=patience)
+        try:
+            ids: dict[str, str | None] = {name: str(self._answer(f).topic_id) for name, f in asked.items()}
+        except BrokerUnavailable:
+            if patience == self.patience:
+                raise
+            self._tells_ids = False
+            return dict.fromkeys(names)
+        self._tells_ids = True
+        return ids
+
+    def edges(self, partitions: Iterable[Partition], edge: Literal["earliest", "latest"]) -> dict[Partition, int]:
+        """The first offset of each log, or the one after the last."""
+        spec = _EDGES[edge]
+        asked = self._admin().list_offsets(
+            {TopicPartition(*p): spec for p in partitions}, request_timeout=self.patience
+        )
+        edges = {Partition(e.topic, e.partition): self._answer(future).offset for e, future in asked.items()}
+        for partition, offset in edges.items():
+            if offset < 0:  # what the client answers for a leader that it cannot reach, without an error
+                raise self._unavailable(f"the leader of {partition} did not answer")
+        return edges
+
+    def committed(self, group: str, partitions: Iterable[Partition]) -> dict[Partition, Committed]:
+        """The offsets that the group has committed in Kafka; the missing are left out."""
+        check_group(group)
+        elements = [TopicPartition(*p) for p in partitions]
+        if not elements:
+            return {}
+        with self._reader(group) as reader:
+            answered = reader.committed(elements, timeout=self.patience)
+        found: dict[Partition, Committed] = {}
+        for element in answered:
+            if element.error is not None:
+                raise self._refused(element.error)
+            if element.offset != _NO_OFFSET:
+                partition = Partition(element.topic, element.partition)
+                found[partition] = Committed(element.offset, element.leader_epoch, element.metadata or "")
+        return found
+
+    def set_committed(self, group: str, offsets: Mapping[Partition, Place]) -> None:
+        """Write the group's offsets; an error while the group has members, which alone may commit then."""
+        check_group(group)
+        if not offsets:
+            return
+        self._must_exist(offsets)  # else the broker would write some of the offsets and refuse the others
+        elements = [TopicPartition(*p, *place) for p, place in offsets.items()]
+        asked = self._admin().alter_consumer_group_offsets(
+            [ConsumerGroupTopicPartitions(group, elements)], request_timeout=self.patience
+        )
+        for future in asked.values():
+            for element in self._answer(future, group).topic_partitions:
+                if element.error is not None:
+                    raise self._refused(element.error, group)
+
+    def delete_group(self, group: str) -> None:
+        """Forget the group, if it is there; an error while it has members."""
+        for future in self._admin().delete_consumer_groups([group], request_timeout=self.patience).values():
+            outcome = self._outcome(future)
+            if isinstance(outcome, KafkaError) and outcome.code() != KafkaError.GROUP_ID_NOT_FOUND:
+                raise self._refused(outcome, group)
+
+    def groups(self) -> list[str]:
+        """The groups that the cluster knows, sorted; all of them or an error."""
+        listed = self._answer(self._admin().list_consumer_groups(request_timeout=self.patience))
+        for error in listed.errors:  # of the brokers that did not answer; the others' groups are in `valid`
+            raise self._refused(error.args[0] if isinstance(error, KafkaException) else error)
+        return sorted(group.group_id for group in listed.valid)
+
+    def _must_exist(self, partitions: Iterable[Partition]) -> None:
+        wanted = list(partitions)
+        counts = self.topics([p.topic for p in wanted])
+        for partition in wanted:
+            if not 0 <= partition.number < counts[partition.topic]:
+                raise StoreError(
+                    f"{partition} is not on the cluster at {self.brokers}, where the topic has "
+                    f"{counts[partition.topic]} partitions, numbered from 0: nothing was written; correct the number"
+                )
+
+    def _admin(self) -> AdminClient:
+        with self._lock:
+            if self._client is None:
+                # The stub knows plain values only; error_cb is documented all the same.
+                settings = {**self._settings, "error_cb": self._trouble.append}
+                self._client = AdminClient(settings)  # type: ignore[arg-type]
+            return self._client
+
+    @contextmanager
+    def _reader(self, group: str) -> Iterator[Consumer]:
+        """A consumer that never subscribes, so that it reads the group's offsets without being a member.
+
+        The admin client's `list_consumer_group_offsets` is not safe to call: on NOT_COORDINATOR and
+        COORDINATOR_NOT_AVAILABLE it reads through NULL, and the process is gone (librdkafka issue 5040).
+        """
+        reader = Consumer(
+            {
+                **_READER,
+                **self._settings,
+                "group.id": group,
+                "enable.auto.commit": False,
+                "error_cb": self._trouble.append,
+            }
+        )
+        try:
+            yield reader
+        except KafkaException as error:
+            reader.poll(0)  # calls error_cb, which knows more than that the time was up
+            raise self._refused(error.args[0]) from None
+        finally:
+            reader.close()
+
+    def _metadata(self) -> ClusterMetadata:
+        try:
+            metadata = self._admin().list_topics(timeout=self.patience)
+        except KafkaException as error:
+            raise self._refused(error.args[0]) from None
+        return metadata
+
+    def _patience_for_ids(self) -> float:
+        """A mock without a controller never answers for ids; it is known by its cluster's name."""
+        is_mock = str(self._metadata().cluster_id).startswith(_MOCK_CLUSTER)
+        return _MOCK_PATIENCE if is_mock else self.patience
+
+    def _answer(self, future: Future[T], group: str | None = None) -> T:
+        outcome = self._outcome(future)
+        if isinstance(outcome, KafkaError):
+            raise self._refused(outcome, group)
+        return outcome
+
+    def _outcome(self, future: Future[T]) -> T | KafkaError:
+        try:
+            return future.result(timeout=self.patience + 1.0)
+        except FutureTimeout:
+            raise self._unavailable("timed out") from None
+        except KafkaException as error:
+            refusal: KafkaError = error.args[0]
+            return refusal
+
+    def _refused(self, error: KafkaError, group: str | None = None) -> KconsumeError:
+        """The error to raise; `group` is the one that was to be changed."""
+        if error.code() in _AWAY:
+            return self._unavailable(error.str())
+        if group is not None and error.code() in _HAS_MEMBERS:
+            return StoreError(
+                f"group {group!r} has members, and while it has, the broker takes offsets from them alone "
+                f"({error.str()}): nothing was changed; stop them first, or move a running app with app.seek"
+            )
+        if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return TopicNotFound(f"the cluster at {self.brokers} does not know the topic (any more): {error.str()}")
+        if error.code() in _NOT_ALLOWED:
+            return ClientFailed(
+                f"the cluster at {self.brokers} does not allow it: {error.str()}; give the principal Describe and Read "
+                f"on the topics and the group"
+            )
+        return ClientFailed(f"the cluster at {self.brokers} refused what was asked: {error.str()} ({error.name()})")
+
+    def _unavailable(self, cause: str) -> BrokerUnavailable:
+        admin = self._client
+        if admin is not None:
+            admin.poll(0)
+        # "All brokers are down" comes last and says nothing of why.
+        reasons = [trouble.str() for trouble in self._trouble if trouble.code() != KafkaError._ALL_BROKERS_DOWN]
+        told = reasons[-1] if reasons else cause
+        return BrokerUnavailable(
+            f"no broker answered at {self.brokers} within {self.patience:g} s ({told}): check the address, that "
+            f"the broker runs, and security.protocol in kafka={{...}}"
+        )

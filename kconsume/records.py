@@ -1,0 +1,122 @@
+"""The values that name a place in Kafka and what stands there: `Partition` and `Record`.
+
+Values only: nothing here reads, writes or decodes.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple, Protocol
+
+from kconsume.errors import ConfigurationError
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_TIMESTAMP_NOT_AVAILABLE = 0
+
+Headers = tuple[tuple[str, bytes], ...]
+
+
+class Partition(NamedTuple):
+    """One partition of a topic; written `orders/3`."""
+
+    topic: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.number}"
+
+    @classmethod
+    def parse(cls, text: str) -> Partition:
+        """Read `orders/3`. Topic names cannot hold a slash, so the last one divides."""
+        topic, slash, number = text.rpartition("/")
+        if not slash or not topic or not number.isdecimal():
+            raise ConfigurationError(f"{text!r} is not a partition: write TOPIC/NUMBER, for example orders/3")
+        return cls(topic, int(number))
+
+
+class Message(Protocol):
+    """What kconsume reads of the client's message object."""
+
+    def topic(self) -> str: ...
+    def partition(self) -> int: ...
+    def offset(self) -> int: ...
+    def key(self) -> bytes | None: ...
+    def value(self) -> bytes | None: ...
+    def headers(self) -> list[tuple[str, bytes | None]] | None: ...
+    def timestamp(self) -> tuple[int, int]: ...
+    def leader_epoch(self) -> int | None: ...
+    def __len__(self) -> int: ...
+
+
+class Record:
+    """One Kafka record with everything known about it.
+
+    `id` is `group:topic_id:partition:offset`, the same at every attempt and on every consumer: the
+    idempotency key for calls outside the transaction.
+    """
+
+    __slots__ = ("attempt", "headers", "id", "key", "offset", "partition", "timestamp", "topic", "value")
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    timestamp: datetime | None
+    attempt: int
+    id: str
+
+    def __init__(
+        self,
+        topic: str = "",
+        partition: int = 0,
+        offset: int = 0,
+        key: bytes | None = None,
+        value: bytes | None = None,
+        headers: Headers = (),
+        timestamp: datetime | None = None,
+        attempt: int = 1,
+        id: str = "",
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.key = key
+        self.value = value
+        self.headers = headers
+        self.timestamp = timestamp
+        self.attempt = attempt
+        self.id = id
+
+    def __repr__(self) -> str:
+        return f"Record({self.topic}/{self.partition}@{self.offset})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Record):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in Record.__slots__)
+
+    def __hash__(self) -> int:
+        return hash((self.topic, self.partition, self.offset))
+
+
+def record_of(message: Message, scope: str, attempt: int = 1) -> Record:
+    """The record a message holds. `scope` is `group:topic_id`, the part of the id that a lane shares."""
+    kind, millis = message.timestamp()
+    try:
+        moment = None if kind == _TIMESTAMP_NOT_AVAILABLE else _EPOCH + timedelta(milliseconds=millis)
+    except OverflowError:  # a producer may write any 64 bits, microseconds for example
+        moment = None
+    partition, offset = message.partition(), message.offset()
+    return Record(
+        message.topic(),
+        partition,
+        offset,
+        message.key(),
+        message.value(),
+        tuple((name, value if value is not None else b"") for name, value in message.headers() or ()),
+        moment,
+        attempt,
+        f"{scope}:{partition}:{offset}",
+    )

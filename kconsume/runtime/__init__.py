@@ -1,0 +1,1 @@
+"""The engine room: source → lanes → handler → failures → tracker → backend. Nothing reaches back."""

@@ -1,0 +1,141 @@
+"""How watermarks reach the place where they are kept, and how we know that they did.
+
+Two ledgers with one contract: send a set of marks, one set at a time, and collect the receipts later; nothing
+here waits, but for `hand_over`. `GroupLedger` is the Kafka group itself; `StoreLedger` is any other store.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future, wait
+from typing import NamedTuple, Protocol
+
+from kconsume.backends.abc import OffsetStore, Position
+from kconsume.backends.kafka import metadata_of
+from kconsume.errors import Fenced, StoreUnavailable
+from kconsume.records import Partition
+from kconsume.runtime.budget import Deadline
+from kconsume.runtime.errands import Errands
+from kconsume.runtime.source import Mark, Source
+from kconsume.runtime.tenancy import Holding
+
+_log = logging.getLogger("kconsume.commits")
+
+Marks = Mapping[Partition, tuple[Holding, int]]
+
+
+class Receipt(NamedTuple):
+    """The answer to a set of marks: which are kept now, and which were refused because we were fenced."""
+
+    kept: Marks
+    fenced: dict[Holding, BaseException]
+    error: str | None = None
+
+
+class Ledger(Protocol):
+    @property
+    def busy(self) -> bool:
+        """Whether an answer is still awaited."""
+        ...
+
+    def send(self, marks: Marks) -> None: ...
+
+    def collect(self) -> Receipt | None: ...
+
+    def hand_over(self, marks: Marks, deadline: Deadline) -> None:
+        """Send the last marks of partitions that leave, so that they are kept before the next owner looks."""
+        ...
+
+
+class GroupLedger:
+    """Offsets committed to the Kafka group, by the member that we are."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._sent: deque[Marks] = deque()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._sent)
+
+    def send(self, marks: Marks) -> None:
+        self._sent.append(marks)
+        self._source.commit(
+            {p: Mark(offset, h.leader_epoch, metadata_of(h.topic_id)) for p, (h, offset) in marks.items()}
+        )
+
+    def collect(self) -> Receipt | None:
+        if not self._source.commit_results:
+            return None
+        marks, result = self._sent.popleft(), self._source.commit_results.pop(0)
+        if result.error is None:
+            return Receipt(marks, {})
+        _log.warning("commit refused, tried again if still owned error=%r", result.error)
+        return Receipt({}, {}, result.error)
+
+    def hand_over(self, marks: Marks, deadline: Deadline) -> None:  # noqa: ARG002  (nothing to wait for)
+        # It goes out before the client's next join, on the same connection.
+        self.send(marks)
+
+
+class StoreLedger:
+    """Offsets saved to an external store, off the owner thread."""
+
+    def __init__(self, store: OffsetStore, group: str, errands: Errands) -> None:
+        self._store = store
+        self._group = group
+        self._errands = errands
+        self._sent: Marks = {}
+        self._answer: Future[dict[Holding, BaseException]] | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self._answer is not None
+
+    def send(self, marks: Marks) -> None:
+        positions = {
+            p: Position(offset, holding.epoch, holding.topic_id, leader_epoch=holding.leader_epoch)
+            for p, (holding, offset) in marks.items()
+        }
+        self._sent = marks
+        self._answer = self._errands.send(lambda: self._save(positions, marks))
+
+    def collect(self) -> Receipt | None:
+        answer = self._answer
+        if answer is None or not answer.done():
+            return None
+        self._answer = None
+        error = answer.exception()
+        if error is None:
+            fenced = answer.result()
+            return Receipt({p: mark for p, mark in self._sent.items() if mark[0] not in fenced}, fenced)
+        if isinstance(error, StoreUnavailable):
+            _log.warning("store away, tried again error=%r", str(error))
+            return Receipt({}, {}, str(error))
+        raise error
+
+    def hand_over(self, marks: Marks, deadline: Deadline) -> None:
+        earlier = self._answer
+        self.send(marks)
+        futures = [f for f in (earlier, self._answer) if f is not None]
+        if wait(futures, timeout=deadline.left).not_done:
+            _log.error("not saved in time, handled again by the next owner partitions=%s", ",".join(map(str, marks)))
+
+    def _save(self, positions: dict[Partition, Position], marks: Marks) -> dict[Holding, BaseException]:
+        try:
+            self._store.save(self._group, positions)
+        except Fenced:
+            return self._save_each(positions, marks)
+        return {}
+
+    def _save_each(self, positions: dict[Partition, Position], marks: Marks) -> dict[Holding, BaseException]:
+        """All or none was none: find out whose fault it was."""
+        fenced: dict[Holding, BaseException] = {}
+        for partition, position in positions.items():
+            try:
+                self._store.save(self._group, {partition: position})
+            except Fenced as error:
+                fenced[marks[partition][0]] = error
+        return fenced

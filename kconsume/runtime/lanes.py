@@ -1,0 +1,264 @@
+"""Order and concurrency: which worker runs what, and when.
+
+A *lane* is records that must be handled one after the other: here, those of one partition. A lane is run by at
+most one worker at a time, and by any worker; chunks, not records, cross threads. What happens in a chunk is
+`work.py`'s business, what its outcome means is the loop's.
+
+The owner thread opens, fills and closes lanes; workers only run them and report.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import NamedTuple, Protocol
+
+from kconsume.records import Message, Partition
+from kconsume.runtime.budget import Pace
+from kconsume.runtime.ownership import Ownership
+
+
+class Chunk(NamedTuple):
+    """Records of one lane that were fetched together, ascending by offset."""
+
+    messages: list[Message]
+    first: int
+    last: int
+
+
+class Progress(NamedTuple):
+    """Of the chunk that begins at `first`, everything below `upto` is finished."""
+
+    lane: Lane
+    first: int
+    upto: int
+    handled: int
+    skipped: int = 0
+    leader_epoch: int | None = None
+    stored: bool = False
+    """Whether the store has it already, because it was committed with the work."""
+
+
+class Failure(NamedTuple):
+    """A record failed for good and its offset was not passed; the lane has stopped before it."""
+
+    lane: Lane
+    handler: str
+    message: Message
+    error: BaseException
+
+
+class Crashed(NamedTuple):
+    """The framework itself failed in a worker. Nothing of the chunk is known to be finished."""
+
+    lane: Lane
+    error: BaseException
+
+
+class Ejected(NamedTuple):
+    """The store did not take the lane's work (fenced, away, or an unknown outcome); the lane has stopped."""
+
+    lane: Lane
+    error: BaseException
+
+
+Outcome = Progress | Failure | Ejected | Crashed
+Outcomes = SimpleQueue[Outcome]
+Report = Callable[[Outcome], None]
+
+
+class Work(Protocol):
+    """Handles a chunk of a lane and reports how far it came. Returns early once `lane.stop` is not empty."""
+
+    def __call__(self, lane: Lane, chunk: Chunk, report: Report, /) -> None: ...
+
+
+class Lane:
+    """One partition's records in order, under one claim. Its identity is the token of the assignment:
+    outcomes of a lane that was closed are recognised by it and dropped."""
+
+    __slots__ = (
+        "busy", "bytes", "chunks", "epoch", "lanes", "lock", "pace", "partition", "records", "scope", "stop",
+        "stored", "work",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        partition: Partition,
+        lanes: Lanes,
+        work: Work,
+        *,
+        epoch: int,
+        start: int,
+        scope: str,
+        chunk: int,
+    ) -> None:
+        self.partition = partition
+        self.lanes = lanes
+        self.work = work
+        self.epoch = epoch
+        self.stored = start
+        """The offset that the store has for us; moved by the worker, inside its transaction."""
+        self.scope = scope
+        self.pace = Pace(chunk)
+        self.chunks: deque[Chunk] = deque()
+        self.stop: list[str] = []
+        """Not empty once the lane must stop; a list, because looking at one costs a runner nothing."""
+        self.busy = False
+        self.lock = threading.Lock()
+        self.records = 0
+        self.bytes = 0
+        """What waits for a worker or is with one, counted on the owner thread."""
+
+    def took_on(self, chunk: Chunk) -> None:
+        self.records += len(chunk.messages)
+        self.bytes += sum(map(len, chunk.messages))
+
+    def worked_off(self, records: int) -> None:
+        records = min(records, self.records)  # what was run by the owner itself never waited here
+        if records:
+            self.bytes -= self.bytes * records // self.records
+            self.records -= records
+
+    def brake(self, reason: str) -> int:
+        """Stop after the record that runs now and drop what has not started; answers how many were dropped."""
+        with self.lock:
+            self.stop.append(reason)
+            dropped = sum(len(chunk.messages) for chunk in self.chunks)
+            self.chunks.clear()
+        return dropped
+
+
+class Lanes(Protocol):
+    """Where chunks are run, and reported from."""
+
+    def open(self) -> None:
+        """One more lane is to be run here."""
+        ...
+
+    def shut(self) -> None:
+        """One lane less."""
+        ...
+
+    def submit(self, lane: Lane, chunk: Chunk) -> None: ...
+
+    def abandon(self) -> None:
+        """A lane's worker does not come back; go on without it."""
+        ...
+
+    def close(self) -> None:
+        """No chunk will follow."""
+        ...
+
+
+class InlineLanes:
+    """Runs chunks at once, on the owner thread: the fastest, for handlers that never wait."""
+
+    def __init__(self, outcomes: Outcomes) -> None:
+        self._report = outcomes.put
+
+    def open(self) -> None:
+        """Nothing to prepare."""
+
+    def shut(self) -> None:
+        """Nothing to let go of."""
+
+    def submit(self, lane: Lane, chunk: Chunk) -> None:
+        if not lane.stop:
+            lane.work(lane, chunk, self._report)
+
+    def abandon(self) -> None:
+        """Cannot happen: the owner thread itself runs the handler."""
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class ThreadLanes:
+    """Runs lanes on worker threads: one for each open lane, up to `most`. The chunks of a swift handler are run by
+    the owner itself, which another thread replaces if that takes long after all."""
+
+    def __init__(self, outcomes: Outcomes, name: str, most: int, ownership: Ownership) -> None:
+        self._report = outcomes.put
+        self._ownership = ownership
+        self._name = name
+        self._most = most
+        self._ready: SimpleQueue[Lane | None] = SimpleQueue()
+        self._open = 0
+        self._started = 0
+        self._abandoned = 0
+        self._count = threading.Lock()
+
+    def open(self) -> None:
+        self._open += 1
+        self._hire()
+
+    def shut(self) -> None:
+        self._open -= 1
+
+    def submit(self, lane: Lane, chunk: Chunk) -> None:
+        if lane.pace.swift and not lane.busy and not lane.stop:
+            lane.busy = True
+            self._ownership.enter_handler()
+            self._handle(lane, chunk)
+            return self._ownership.leave_handler()
+        lane.took_on(chunk)
+        with lane.lock:
+            if lane.stop:
+                return None
+            lane.chunks.append(chunk)
+            if lane.busy:
+                return None
+            lane.busy = True
+        return self._ready.put(lane)
+
+    def abandon(self) -> None:
+        with self._count:
+            self._abandoned += 1
+        self._hire()
+
+    def close(self) -> None:
+        for _ in range(self._started):
+            self._ready.put(None)
+
+    def _hire(self) -> None:
+        with self._count:
+            first = self._started + 1
+            last = max(self._started, min(self._open, self._most) + self._abandoned)
+            self._started = last
+        for number in range(first, last + 1):
+            # Daemons: a handler that hangs must not keep the process from ending.
+            threading.Thread(target=self._run, name=f"{self._name}-{number}", daemon=True).start()
+
+    def _too_many(self) -> bool:
+        """Whether this worker was given up and replaced, and has come back after all."""
+        if not self._abandoned:
+            return False
+        with self._count:
+            if self._started <= self._most:
+                return False
+            self._started -= 1
+            self._abandoned -= 1
+            return True
+
+    def _run(self) -> None:
+        while (lane := self._ready.get()) is not None:
+            with lane.lock:
+                chunk = lane.chunks.popleft() if lane.chunks else None
+            self._handle(lane, chunk)
+            if self._too_many():
+                return
+
+    def _handle(self, lane: Lane, chunk: Chunk | None) -> None:
+        if chunk is not None:
+            try:
+                lane.work(lane, chunk, self._report)
+            except BaseException as error:  # noqa: BLE001  (reported, and the thread goes on)
+                lane.brake("crashed")
+                self._report(Crashed(lane, error))
+        with lane.lock:
+            lane.busy = again = bool(lane.chunks)
+        if again:
+            self._ready.put(lane)

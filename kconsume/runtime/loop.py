@@ -1,0 +1,387 @@
+"""The owner thread: poll → dispatch → complete → commit, and nothing else.
+
+It alone touches the consumer. Other threads reach it by `request` (a callable, run between polls) and read
+`snapshot`; they never call into it. Handlers do not hold it up: they run on workers; a swift one runs on the owner
+thread, and if it takes long after all, another thread becomes the owner (`ownership.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from kconsume.errors import HandlerFailed
+from kconsume.records import Message, Partition
+from kconsume.runtime.budget import Deadline
+from kconsume.runtime.commits import GroupLedger, Ledger, Marks
+from kconsume.runtime.lanes import Chunk, Crashed, Ejected, Outcome, Outcomes, Progress
+from kconsume.runtime.ownership import Deposed
+from kconsume.runtime.pressure import Advice, Window
+from kconsume.runtime.source import Runs, Source
+from kconsume.runtime.tenancy import Holding, State, Tenancy
+
+_log = logging.getLogger("kconsume.loop")
+
+COMMIT_EVERY = 1.0
+CHECKUP_EVERY = 60.0
+GRACE = 0.5
+POLL = 0.1
+_ROOM_POLL = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What other threads may know of the loop."""
+
+    state: str = "starting"
+    assigned: tuple[Partition, ...] = ()
+    stored: Mapping[Partition, int] = field(default_factory=dict)
+    handled: int = 0
+    skipped: int = 0
+    abandoned: tuple[Partition, ...] = ()
+
+
+class Loop:
+    """One consumer of one group, from subscribe to close."""
+
+    def __init__(
+        self,
+        source: Source,
+        tenancy: Tenancy,
+        outcomes: Outcomes,
+        ledger: Ledger,
+        mirror: GroupLedger | None,
+        *,
+        memory: int,
+        shutdown: float,
+        checkup: Callable[[Mapping[str, str]], Future[None]],
+    ) -> None:
+        self.snapshot = Snapshot()
+        self.failure: BaseException | None = None
+        self._source = source
+        self._tenancy = tenancy
+        self._outcomes = outcomes
+        self._ledger = ledger
+        self._mirror = mirror
+        self._memory = memory
+        self._shutdown = shutdown
+        self._checkup = checkup
+        self._checkup_at = time.monotonic() + CHECKUP_EVERY
+        self._polled_at = 0.0
+        self._confirming: set[Holding] = set()
+        self._requests: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._stop: Deadline | None = None
+        self._idle_for: float | None = None
+        self._last_record = time.monotonic()
+        self._commit_at = 0.0
+        self._crowded: dict[Holding, float] = {}
+        self._handled = 0
+        self._skipped = 0
+        self._trouble_at = -60.0
+        self._watched: list[Future[object]] = []
+        self._undispatched: deque[tuple[Partition, list[Message]]] = deque()
+        """Fetched and not yet with a lane; not empty only while an owner is held up on the way."""
+
+    # From other threads
+
+    def request(self, action: Callable[[], None]) -> None:
+        """Run `action` on the owner thread, between polls."""
+        self._requests.put(action)
+
+    def stop(self, deadline: Deadline) -> None:
+        """Drain, commit and leave by the deadline. The first call counts."""
+        self.request(lambda: self._set_stop(deadline))
+
+    def stop_when_idle(self, seconds: float) -> None:
+        """Stop by itself once everything is read to its end and nothing came for `seconds`."""
+        self.request(lambda: self._set_idle(seconds))
+
+    # On the owner thread
+
+    def watch(self, check: Future[Any]) -> None:
+        """A check on its way; if it fails, the loop fails with it."""
+        self._watched.append(check)
+
+    def run(self, begin: Callable[[], None]) -> None:
+        """Consume until stopped or failed; what went wrong is in `failure`. Raises nothing but `Deposed`: then another
+        thread goes on, with `resume`."""
+        try:
+            begin()
+            while self._stop is None:
+                self._turn()
+        except Deposed:
+            raise
+        except BaseException as error:  # noqa: BLE001  (kept in `failure`, raised by the supervisor)
+            self._fail(error)
+        self._end()
+
+    def resume(self) -> None:
+        """Go on in the place of an owner that a handler holds up."""
+        _log.warning("a handler that is usually swift takes long: another thread polls on")
+        self.run(lambda: self._dispatch([], time.monotonic()))
+
+    def _end(self) -> None:
+        deadline = self._stop or Deadline(self._shutdown)
+        try:
+            self._drain(deadline)
+        except BaseException as error:  # noqa: BLE001  (as above; the group is left all the same)
+            self._fail(error)
+        try:
+            self._source.close()
+        except BaseException as error:  # noqa: BLE001  (as above)
+            self._fail(error)
+        self._publish("stopped")
+
+    def _turn(self) -> None:
+        self._take_requests()
+        if self._watched:
+            self._see_checks()
+        self._complete()
+        self._tenancy.step()
+        now = time.monotonic()
+        if now >= self._commit_at:
+            self._commit(now)
+        self._collect()
+        if self._source.trouble:
+            self._report_trouble(now)
+        if now >= self._checkup_at:
+            self._check_topics(now)
+        crowded = self._crowded and self._relieve(now)
+        runs = self._await_room() if crowded else self._source.fetch(self._patience())
+        if runs:
+            self._last_record = now
+            self._dispatch(runs, now)
+        elif self._idle_for is not None and self._caught_up(now):
+            self._set_stop(Deadline(self._shutdown))
+
+    def _patience(self) -> float:
+        return POLL if self._tenancy.settled else 0.005
+
+    def _dispatch(self, runs: Runs, now: float) -> None:
+        holdings = self._tenancy.holdings
+        window = Window(self._memory, len(holdings))
+        waiting = self._undispatched
+        waiting.extend(runs)
+        while waiting:
+            partition, run = waiting.popleft()
+            holding = holdings.get(partition)
+            if holding is None or holding.lane is None:
+                continue  # not ours (any more): never delivered, so never passed
+            lane = holding.lane
+            first, last = run[0].offset(), run[-1].offset()
+            holding.tracker.delivered(first, last)
+            lane.lanes.submit(lane, Chunk(run, first, last))
+            if window.share(lane.records, lane.bytes, lane.pace.seconds_each) >= 1.0:
+                self._crowded.setdefault(holding, now)
+
+    def _complete(self) -> None:
+        outcomes = self._outcomes
+        while not outcomes.empty():
+            self._settle(outcomes.get())
+
+    def _settle(self, outcome: Outcome) -> None:
+        holding = self._tenancy.holdings.get(outcome.lane.partition)
+        if holding is None or holding.lane is not outcome.lane:
+            return  # of an assignment that has ended: dropped here, and only here
+        if isinstance(outcome, Progress):
+            self._advance(holding, outcome)
+        elif isinstance(outcome, Ejected):
+            self._tenancy.eject(holding, outcome.error)
+        elif isinstance(outcome, Crashed):
+            raise outcome.error
+        else:
+            place = f"{outcome.lane.partition}@{outcome.message.offset()}"
+            self._fail(HandlerFailed(outcome.handler, place, outcome.error))
+            self._set_stop(Deadline(self._shutdown))
+
+    def _advance(self, holding: Holding, progress: Progress) -> None:
+        lane, count = progress.lane, progress.handled + progress.skipped
+        holding.tracker.finished(progress.first, progress.upto)
+        holding.leader_epoch = progress.leader_epoch
+        if progress.stored:
+            holding.stored = progress.upto
+        elif progress.upto - (holding.stored or 0) > Window.MOST_RECORDS:
+            self._commit_at = 0.0  # a crash repeats a window at most, also of a handler that is faster than the clock
+        lane.worked_off(count)
+        self._handled += progress.handled
+        self._skipped += progress.skipped
+
+    # Commits
+
+    def _commit(self, now: float) -> None:
+        self._commit_at = now + COMMIT_EVERY
+        holdings = list(self._tenancy.holdings.values())
+        if not self._ledger.busy and (marks := _unsaved(holdings)):
+            self._ledger.send(marks)
+        if self._mirror is not None and not self._mirror.busy:
+            behind: Marks = {
+                h.partition: (h, h.stored)
+                for h in holdings
+                if h.stored is not None and (h.stored != h.mirrored or h.state is State.EJECTED)
+            }
+            if behind:
+                self._confirming = {h for h, _ in behind.values() if h.state is State.EJECTED}
+                self._mirror.send(behind)
+        self._publish("running" if self._stop is None else "stopping")
+
+    def _collect(self) -> None:
+        receipt = self._ledger.collect()
+        if receipt is not None:
+            for holding, offset in receipt.kept.values():
+                holding.stored = offset
+            for holding, error in receipt.fenced.items():
+                self._tenancy.eject(holding, error)
+        if self._mirror is not None and (mirrored := self._mirror.collect()) is not None:
+            for holding, offset in mirrored.kept.values():
+                holding.mirrored = offset
+                if holding in self._confirming:
+                    self._tenancy.confirm(holding)
+
+    def see_off(self, leaving: list[Holding]) -> None:
+        """Partitions were revoked, their lanes braked: give what runs a short grace, then send the last offsets.
+
+        Inside the client's callback: it does not poll.
+        """
+        grace = Deadline(GRACE)
+        while not grace.passed and any(h.lane is not None and h.lane.busy for h in leaving):
+            self._await_outcome(grace.left)
+        self._complete()
+        if marks := _unsaved(leaving):
+            self._ledger.hand_over(marks, Deadline(GRACE))
+
+    # Back-pressure
+
+    def _relieve(self, now: float) -> bool:
+        """Pause and resume crowded lanes as the window advises; whether to wait before the next fetch."""
+        wait = False
+        window = Window(self._memory, len(self._tenancy.holdings))
+        for holding, since in list(self._crowded.items()):
+            lane = holding.lane
+            if lane is None or self._tenancy.holdings.get(holding.partition) is not holding:
+                del self._crowded[holding]
+                continue
+            advice = window.advise(
+                lane.records, lane.bytes, crowded_for=now - since, seconds_each=lane.pace.seconds_each
+            )
+            if advice is Advice.FLOW:
+                del self._crowded[holding]
+                self._tenancy.free(holding, "pressure")
+            elif advice is Advice.PAUSE:
+                self._tenancy.hold(holding, "pressure")
+            wait = wait or (advice is Advice.WAIT and not holding.held)
+        return wait
+
+    def _await_room(self) -> Runs:
+        """Leave records in the client's queue until a lane reports, but serve callbacks all the same."""
+        self._await_outcome(_ROOM_POLL)
+        now = time.monotonic()
+        if now - self._polled_at < _ROOM_POLL:
+            return []
+        self._polled_at = now
+        return self._source.poll()
+
+    # Stopping
+
+    def _drain(self, deadline: Deadline) -> None:
+        """What runs finishes, what has not started is dropped, what is finished is committed."""
+        self._publish("draining")
+        tenancy = self._tenancy
+        self._source.pause(list(tenancy.holdings))
+        dropped = tenancy.brake_all("stop")
+        running = deadline.part(0.7)
+        while not running.passed and any(h.lane is not None and h.lane.busy for h in tenancy.holdings.values()):
+            self._source.poll()
+            self._await_outcome(min(_ROOM_POLL, running.left))
+        self._complete()
+        for holding in tenancy.holdings.values():
+            if holding.lane is not None and holding.lane.busy:
+                tenancy.abandoned.append(holding.partition)
+        self._commit_last(deadline.part(0.5))
+        self._publish("leaving")
+        _log.info("drained dropped=%d abandoned=%d", dropped, len(tenancy.abandoned))
+
+    def _await_outcome(self, seconds: float) -> None:
+        try:
+            self._settle(self._outcomes.get(timeout=seconds))
+        except Empty:
+            return
+
+    def _commit_last(self, deadline: Deadline) -> None:
+        """Commit until nothing is unsaved. With brokers that do not answer, give up and say so."""
+        while True:
+            self._collect()
+            unsaved = [h for h in self._tenancy.holdings.values() if h.unsaved]
+            mirror = self._mirror
+            if not unsaved and (mirror is None or not mirror.busy) and not self._ledger.busy:
+                break
+            if deadline.passed:
+                _log.error("not committed partitions=%s", ",".join(str(h.partition) for h in unsaved) or "-")
+                break
+            if unsaved and not self._ledger.busy:
+                self._commit(time.monotonic())
+            self._source.poll()
+            time.sleep(0.002)
+
+    def _caught_up(self, now: float) -> bool:
+        tenancy = self._tenancy
+        return (
+            self._idle_for is not None
+            and now - self._last_record >= self._idle_for
+            and tenancy.settled
+            and all(h.tracker.idle for h in tenancy.holdings.values())
+            and self._source.ends.issuperset(p for p in tenancy.holdings if p not in tenancy.paused)
+        )
+
+    # Small steps
+
+    def _check_topics(self, now: float) -> None:
+        """A topic that was deleted and made again is not noticed by the client, which goes on in the new one."""
+        self._checkup_at = now + CHECKUP_EVERY
+        known = {h.partition.topic: h.topic_id for h in self._tenancy.holdings.values() if h.topic_id is not None}
+        if known:
+            self.watch(self._checkup(known))
+
+    def _take_requests(self) -> None:
+        while not self._requests.empty():
+            self._requests.get()()
+
+    def _see_checks(self) -> None:
+        for check in [c for c in self._watched if c.done()]:
+            self._watched.remove(check)
+            check.result()
+
+    def _set_stop(self, deadline: Deadline) -> None:
+        self._stop = self._stop or deadline
+
+    def _set_idle(self, seconds: float) -> None:
+        self._idle_for = seconds
+
+    def _fail(self, error: BaseException) -> None:
+        self.failure = self.failure or error
+
+    def _publish(self, state: str) -> None:
+        holdings = self._tenancy.holdings
+        self.snapshot = Snapshot(
+            state,
+            tuple(sorted(holdings)),
+            {p: h.stored for p, h in holdings.items() if h.stored is not None} or self.snapshot.stored,
+            self._handled,
+            self._skipped,
+            tuple(self._tenancy.abandoned),
+        )
+
+    def _report_trouble(self, now: float) -> None:
+        trouble, self._source.trouble = self._source.trouble, []
+        if now - self._trouble_at >= 10.0:
+            self._trouble_at = now
+            _log.warning("broker trouble, the client goes on trying times=%d last=%r", len(trouble), trouble[-1].str())
+
+
+def _unsaved(holdings: Iterable[Holding]) -> Marks:
+    return {h.partition: (h, w) for h in holdings if h.unsaved and (w := h.watermark) is not None}

@@ -1,0 +1,152 @@
+"""From start to stop: engines, signals, one deadline for all phases, and the report at the end.
+
+Runs on the caller's thread and never touches a consumer. A signal handler here only leaves a note: an exception
+or a lock in it could destroy records or deadlock.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from types import FrameType
+
+from kconsume.errors import KconsumeError, ShutdownTimeout
+from kconsume.records import Partition
+from kconsume.runtime.budget import Deadline
+from kconsume.runtime.engine import ConsumerPlan, Engine
+from kconsume.runtime.interrupt import Body
+
+_log = logging.getLogger("kconsume")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How a run ended: what was drained, committed and left."""
+
+    handled: int
+    skipped: int
+    committed: Mapping[Partition, int]
+    abandoned: Sequence[Partition]
+    """Partitions whose handler had not ended at the deadline."""
+    hung: Sequence[str]
+    """Groups whose client did not close in time."""
+    seconds: float
+    """From the request to stop until the end."""
+    failure: BaseException | None = field(default=None)
+    signal: int | None = None
+    """The second signal, if one cut the drain short."""
+
+    @property
+    def exit_code(self) -> int:
+        if self.signal is not None:
+            return 128 + self.signal
+        if self.failure is not None:
+            return self.failure.exit_code if isinstance(self.failure, KconsumeError) else 1
+        return ShutdownTimeout.exit_code if self.abandoned or self.hung else 0
+
+    @property
+    def unclean(self) -> bool:
+        """Whether threads are left behind, which only the end of the process removes."""
+        return bool(self.abandoned or self.hung or self.signal)
+
+
+class Supervisor:
+    """Runs the consumers of an app."""
+
+    def __init__(self, plans: Sequence[ConsumerPlan], shutdown: float) -> None:
+        self._shutdown = shutdown
+        self._news: SimpleQueue[int | None] = SimpleQueue()
+        self._signals = 0
+        self._deadline: Deadline | None = None
+        self._asked_at = time.monotonic()
+        self._hard_signal: int | None = None
+        self.body = Body()
+        """The person's `with` block, if there is one; ended when the app has failed."""
+        self.engines = [Engine(plan, self._engine_ended) for plan in plans]
+
+    def start(self) -> None:
+        for engine in self.engines:
+            engine.start()
+
+    def stop(self) -> None:
+        """Ask all engines to drain and leave. From any thread; the first call counts."""
+        if self._deadline is None:
+            self._asked_at = time.monotonic()
+            self._deadline = Deadline(self._shutdown)
+            for engine in self.engines:
+                engine.loop.stop(self._deadline)
+        self._news.put(None)
+
+    def stop_when_idle(self, seconds: float) -> None:
+        for engine in self.engines:
+            engine.loop.stop_when_idle(seconds)
+
+    @property
+    def failure(self) -> BaseException | None:
+        return next((e.loop.failure for e in self.engines if e.loop.failure is not None), None)
+
+    def finish(self) -> Report:
+        """Wait for the end, by itself or by `stop`; then the deadline holds. The report says how it went."""
+        running = list(self.engines)
+        while running:
+            if self._hard_signal is not None or (self._deadline is not None and self._deadline.passed):
+                break
+            self._await_news(0.5 if self._deadline is None else min(0.1, self._deadline.left))
+            running = [engine for engine in running if not engine.join(0)]
+            if self.failure is not None and self._deadline is None:
+                self.stop()
+        if self._hard_signal is not None and running:
+            running = [engine for engine in running if not engine.join(1.0 / len(running))]
+        closing = Deadline(max(0.5, self._deadline.left if self._deadline else 5.0))
+        for engine in self.engines:
+            if engine not in running:
+                engine.close(closing)
+        return self._report(running)
+
+    @contextmanager
+    def signals(self) -> Iterator[None]:
+        """SIGTERM and SIGINT ask to stop; a second one leaves at once."""
+        previous = {s: signal.signal(s, self._on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        self._signals += 1
+        self._news.put(number)
+
+    def _engine_ended(self) -> None:
+        self._news.put(None)
+        if self.failure is not None:
+            self.body.interrupt()
+
+    def _await_news(self, seconds: float) -> None:
+        try:
+            number = self._news.get(timeout=seconds)
+        except Empty:
+            return
+        if number is not None and self._signals > 1:
+            self._hard_signal = number
+        elif number is not None:
+            _log.info("signal=%s, draining within %.0fs", signal.Signals(number).name, self._shutdown)
+            self.stop()
+
+    def _report(self, running: Sequence[Engine]) -> Report:
+        snapshots = [engine.loop.snapshot for engine in self.engines]
+        return Report(
+            handled=sum(s.handled for s in snapshots),
+            skipped=sum(s.skipped for s in snapshots),
+            committed={p: offset for s in snapshots for p, offset in s.stored.items()},
+            abandoned=[p for s in snapshots for p in s.abandoned],
+            hung=[engine.plan.group for engine in running],
+            seconds=time.monotonic() - self._asked_at,
+            failure=self.failure,
+            signal=self._hard_signal,
+        )

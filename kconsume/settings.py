@@ -1,0 +1,164 @@
+"""What the Kafka client is told: our defaults with their reasons, what is refused, what is secret.
+
+Values only; nothing here opens a connection.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from kconsume.errors import ConfigurationError
+
+ClientValue = str | int | float | bool
+
+
+class Default(NamedTuple):
+    """A client property that kconsume sets itself."""
+
+    name: str
+    value: ClientValue
+    librdkafka: ClientValue
+    why: str
+
+
+DEFAULTS = (
+    Default(
+        "partition.assignment.strategy", "cooperative-sticky", "range,roundrobin",
+        "partitions that do not move do not stop in a rebalance",
+    ),
+    Default("isolation.level", "read_committed", "read_committed", "aborted records are never handled"),
+    Default("allow.auto.create.topics", False, False, "a misspelt topic is an error, not a new topic"),
+    Default(
+        "fetch.queue.backoff.ms", 5, 1000,
+        "at 1000 a fast consumer waits up to a second with nothing to do, a factor of five",
+    ),
+    Default("fetch.wait.max.ms", 100, 500, "a quiet partition is asked again sooner after it was assigned"),
+    Default("queued.min.messages", 20000, 100000, "enough for a fast handler; more only costs memory"),
+    Default("queued.max.messages.kbytes", 16384, 65536, "bounds what the client holds, whatever the lag"),
+    Default("socket.keepalive.enable", True, False, "a dead connection is noticed behind a firewall"),
+    Default("socket.nagle.disable", True, True, "small requests leave at once"),
+    Default("session.timeout.ms", 45000, 45000, "how long a dead process keeps its partitions"),
+    Default("heartbeat.interval.ms", 3000, 3000, "a rebalance is noticed within this time"),
+    Default("max.poll.interval.ms", 300000, 300000, "polling never waits for handlers, so this is never reached"),
+)  # fmt: skip
+
+FORBIDDEN = {
+    "enable.auto.commit": "offsets pass when the handler has returned, never by a timer",
+    "enable.auto.offset.store": "offsets pass when the handler has returned, never when they were fetched",
+    "auto.offset.reset": "say start='earliest', 'latest' or 'error' to @app.consume; a stored offset is never jumped",
+    "group.id": "say App(group=...)",
+    "bootstrap.servers": "say App('host:port,...')",
+    "metadata.broker.list": "say App('host:port,...')",
+    "enable.partition.eof": "kconsume uses it to know when it has caught up",
+    "rebalance_cb": "kconsume owns the rebalance",
+    "on_commit": "kconsume owns the commit",
+}
+
+_UNSUPPORTED_PROTOCOL = (
+    "this version consumes with cooperative-sticky groups only: leave {name} out "
+    "(got {value!r}); in one group all members must use the same protocol"
+)
+_SECRET = re.compile(r"password|passphrase|secret|\.pem$|token|oauthbearer\.config|jaas", re.IGNORECASE)
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_HARMLESS = re.compile(r"(sqlite:)?[\w./\\ -]*")  # such as a file's name; a password stands behind a : or a =
+_USERINFO = re.compile(r"(?<=//)(.*)@")  # to the last @: a password may hold any of : / @
+_PARAMETER = re.compile(r"([^&=]*)=([^&]*)")
+MASK = "********"
+
+
+# The embedded broker ends a rebalance only when the session timeout is nearly over, so it is kept short there.
+EMBEDDED: Mapping[str, ClientValue] = {"session.timeout.ms": 2000, "heartbeat.interval.ms": 250}
+
+
+def client_settings(
+    brokers: str,
+    group: str,
+    overrides: Mapping[str, ClientValue],
+    *,
+    embedded: bool = False,
+    report_ends: bool = False,
+) -> dict[str, ClientValue]:
+    """All properties of the consumer. Ours first, the person's over them, then what the promises need."""
+    settings: dict[str, ClientValue] = {default.name: default.value for default in DEFAULTS}
+    settings.update(EMBEDDED if embedded else {})
+    settings["client.id"] = f"kconsume-{socket.gethostname()}-{os.getpid()}"
+    settings.update(overrides)
+    settings.update(
+        {
+            "bootstrap.servers": brokers,
+            "group.id": group,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "error",
+            "enable.partition.eof": report_ends,
+        }
+    )
+    return settings
+
+
+def connection_settings(brokers: str, overrides: Mapping[str, ClientValue]) -> dict[str, ClientValue]:
+    """For a client that is not the consumer: the person's properties; it passes over those that only consumers know."""
+    return {**overrides, "bootstrap.servers": brokers, "log_level": 0}
+
+
+def check_overrides(overrides: Mapping[str, ClientValue]) -> None:
+    """Refuse by name what would break a promise."""
+    for name, value in overrides.items():
+        if name in FORBIDDEN:
+            raise ConfigurationError(f"kafka={{{name!r}: ...}} is refused: {FORBIDDEN[name]}")
+        if (name == "group.protocol" and value != "classic") or (
+            name == "partition.assignment.strategy" and value != "cooperative-sticky"
+        ):
+            raise ConfigurationError(_UNSUPPORTED_PROTOCOL.format(name=name, value=value))
+
+
+def check_group(group: object) -> None:
+    """Refuse what the client would not take as it stands.
+
+    It cuts white space off the front of every value, and a consumer of which no name is left aborts the process.
+    """
+    if not isinstance(group, str) or not group.strip():
+        raise ConfigurationError("App needs a group: App(..., group='inventory'); members share its work")
+    if group[0].isspace():
+        raise ConfigurationError(
+            f"group {group!r} begins with white space, which the Kafka client cuts off, so that it would use another "
+            f"group than the one that is named: remove it"
+        )
+
+
+def masked(settings: Mapping[str, ClientValue]) -> dict[str, ClientValue]:
+    """The same settings with secrets covered, fit for a log or a page."""
+    return {name: MASK if _SECRET.search(name) else value for name, value in settings.items()}
+
+
+def scheme_in(address: str) -> str | None:
+    """The scheme of an address, None of a text that is not one."""
+    match = _SCHEME.match(address)
+    return match.group(1) if match else None
+
+
+def masked_address(address: str) -> str:
+    """An address with its passwords covered: `postgresql://shop:********@host/db?password=********`.
+
+    Of a text that is not an address nobody knows where its password stands, so all of it is covered, unless there
+    is no place for one.
+    """
+    if scheme_in(address) is None:
+        return address if _HARMLESS.fullmatch(address) else MASK
+
+    def cover_userinfo(match: re.Match[str]) -> str:
+        user, colon, _ = match.group(1).partition(":")
+        return f"{user}:{MASK}@" if colon else match.group(0)
+
+    def cover_parameter(match: re.Match[str]) -> str:
+        name = match.group(1)
+        return f"{name}={MASK}" if _SECRET.search(name) else match.group(0)
+
+    place, mark, query = address.partition("?")
+    if "@" in query:  # then the mark belongs to a password
+        place, mark, query = address, "", ""
+    return _USERINFO.sub(cover_userinfo, place) + mark + _PARAMETER.sub(cover_parameter, query)

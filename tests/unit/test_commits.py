@@ -1,0 +1,92 @@
+"""How watermarks reach a store, and what its answer is taken to mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kconsume.backends import MemoryStore, Position
+from kconsume.backends.abc import Positions
+from kconsume.errors import Fenced, StoreUnavailable
+from kconsume.records import Partition
+from kconsume.runtime.commits import Receipt, StoreLedger
+from kconsume.runtime.errands import Errands
+from kconsume.runtime.tenancy import Holding
+from tests.waiting import eventually
+
+GROUP = "shop"
+PARTITIONS = [Partition("orders", number) for number in range(3)]
+
+
+@pytest.fixture
+def errands() -> Iterator[Errands]:
+    errands = Errands("errands")
+    yield errands
+    assert errands.close(20)
+
+
+def held(store: MemoryStore) -> dict[Partition, Holding]:
+    """The partitions, claimed and held."""
+    claimed = store.claim(GROUP, PARTITIONS, "me", lambda ps: dict.fromkeys(ps, Position(0)))
+    holdings = {}
+    for partition, position in claimed.items():
+        holdings[partition] = Holding(partition)
+        holdings[partition].epoch = position.epoch
+    return holdings
+
+
+def receipt_of(ledger: StoreLedger) -> Receipt:
+    return eventually(ledger.collect, what="a receipt") or Receipt({}, {}, "none came")
+
+
+def test_what_is_kept_is_known_to_be_kept(errands: Errands) -> None:
+    store = MemoryStore()
+    holdings, ledger = held(store), StoreLedger(store, GROUP, errands)
+    marks = {p: (h, 5 + p.number) for p, h in holdings.items()}
+    holdings[PARTITIONS[0]].topic_id, holdings[PARTITIONS[0]].leader_epoch = "A", 7
+    busy = [ledger.busy]
+    ledger.send(marks)
+    busy.append(ledger.busy)
+    assert receipt_of(ledger) == Receipt(marks, {})
+    assert [*busy, ledger.busy] == [False, True, False]
+    assert ledger.collect() is None
+    rows = store.load(GROUP, PARTITIONS)
+    assert [rows[p].next_offset for p in PARTITIONS] == [5, 6, 7]
+    assert (rows[PARTITIONS[0]].topic_id, rows[PARTITIONS[0]].leader_epoch) == ("A", 7)
+
+
+def test_one_partition_that_is_fenced_does_not_hold_the_others_back(errands: Errands) -> None:
+    store = MemoryStore()
+    holdings, ledger = held(store), StoreLedger(store, GROUP, errands)
+    store.claim(GROUP, [PARTITIONS[1]], "rival", lambda _: {})
+    ledger.send({p: (h, 5) for p, h in holdings.items()})
+    receipt = receipt_of(ledger)
+    assert receipt.kept.keys() == {PARTITIONS[0], PARTITIONS[2]}
+    assert receipt.fenced.keys() == {holdings[PARTITIONS[1]]}
+    assert isinstance(receipt.fenced[holdings[PARTITIONS[1]]], Fenced)
+    assert [store.load(GROUP, PARTITIONS)[p].next_offset for p in PARTITIONS] == [5, 0, 5]
+
+
+class Faulty(MemoryStore):
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    def save(self, group: str, positions: Positions) -> None:
+        raise self._error
+
+
+def test_a_store_that_is_away_keeps_nothing_and_nobody_is_fenced(errands: Errands) -> None:
+    store = Faulty(StoreUnavailable("disk full"))
+    ledger = StoreLedger(store, GROUP, errands)
+    ledger.send({p: (h, 5) for p, h in held(store).items()})
+    assert receipt_of(ledger) == Receipt({}, {}, "disk full")
+
+
+def test_an_error_that_nobody_foresaw_is_raised(errands: Errands) -> None:
+    store = Faulty(LookupError("a bug"))
+    ledger = StoreLedger(store, GROUP, errands)
+    ledger.send({p: (h, 5) for p, h in held(store).items()})
+    with pytest.raises(LookupError, match="a bug"):
+        eventually(ledger.collect, what="a receipt")
