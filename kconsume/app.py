@@ -6,109 +6,89 @@ put together from a plan in `runtime/engine.py`.
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import logging
 import os
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Literal, TypeVar
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 
-from kconsume import console
+from kconsume import console, environment, logs
 from kconsume.backends.abc import OffsetStore
 from kconsume.backends.kafka import KafkaStore
-from kconsume.backends.registry import open_store, transactions_of
+from kconsume.backends.registry import open_store
 from kconsume.cluster import Cluster
-from kconsume.errors import ConfigurationError, HandlerFailed, InvalidHandler
-from kconsume.failures.policy import OnError, Policy
-from kconsume.handler import bind
+from kconsume.decoding import text_of
+from kconsume.errors import ConfigurationError, HandlerFailed
+from kconsume.handler import MOST_BYTES
+from kconsume.outlet import Outlet, producer_settings
+from kconsume.output import Outgoing, OutgoingHeaders, encoded
 from kconsume.records import Partition
-from kconsume.runtime.claims import Begin
-from kconsume.runtime.engine import ConsumerPlan, Engine, HandlerPlan
-from kconsume.runtime.supervisor import Report, Supervisor
-from kconsume.settings import ClientValue, check_group, check_overrides, client_settings, masked_address
+from kconsume.registration import Declared, Options, Registration
+from kconsume.resources import Resource
+from kconsume.router import Decorators
+from kconsume.runtime.engine import ConsumerPlan, Engine
+from kconsume.runtime.furnishing import Furnishing
+from kconsume.runtime.home import CallersLoop, Home, OwnLoop
+from kconsume.runtime.interrupt import Body
+from kconsume.runtime.running import AsyncBody, Interruptible, Running, in_thread
+from kconsume.runtime.supervisor import Report, Shared, Supervisor
+from kconsume.settings import ClientValue, check_group, check_overrides, client_settings
+from kconsume.wrapping import Wrap
 
-Handler = TypeVar("Handler", bound=Callable[..., object])
-Executor = Literal["thread", "inline"]
+_log = logging.getLogger("kconsume")
 
 
-class App:
+class App(Decorators):
     """A consumer application.
 
     `brokers`: `"host:port,..."`, or `"embedded://"` for a broker in this process. `group`: required, so that two
     services never share one by accident. `offsets`: where the group's position is kept. `kafka`: any librdkafka
     property. `shutdown`: seconds from the request to stop until the process is gone. `memory`: bytes of records
-    that may be in flight.
+    that may be in flight. Each can come from a `KCONSUME_*` variable, which wins.
     """
 
     def __init__(
         self,
-        brokers: str,
+        brokers: str | None = None,
         *,
-        group: str,
+        group: str | None = None,
         offsets: str | OffsetStore = "kafka://",
         kafka: Mapping[str, ClientValue] | None = None,
         shutdown: float = 25.0,
         memory: int = 64 * 1024 * 1024,
     ) -> None:
+        super().__init__()
+        said = self._environment = environment.read(os.environ)
+        brokers, group = said.brokers or brokers, said.group or group
+        offsets = said.offsets or offsets
+        shutdown, memory = said.shutdown or shutdown, said.memory or memory
         if not brokers or not isinstance(brokers, str):
             raise ConfigurationError("App needs an address: App('localhost:9092', ...) or App('embedded://', ...)")
-        check_group(group)
         if shutdown <= 0 or memory <= 0:
             raise ConfigurationError("shutdown= (seconds) and memory= (bytes) must be above zero")
         self.brokers = brokers
-        self.group = group
+        self.group = check_group(group)
         self.offsets = offsets
-        self.kafka = dict(kafka or {})
+        self.kafka = {**(kafka or {}), **said.kafka}
         self.shutdown = shutdown
         self.memory = memory
         check_overrides(self.kafka)
         self.registrations: list[Registration] = []
         self._stores: dict[str, OffsetStore] = {}
         self._supervisor: Supervisor | None = None
+        self._resources: dict[object, Resource] = {}
+        self._given: dict[object, object] = {}
+        """Resources that tests put in the place of those declared."""
+        self._outlet: Outlet | None = None
+        self._sending = threading.Lock()
         self._store(offsets)
 
-    def consume(
-        self,
-        *topics: str,
-        group: str | None = None,
-        offsets: str | OffsetStore | None = None,
-        order: Literal["partition"] = "partition",
-        concurrency: int | None = None,
-        executor: Executor = "thread",
-        on_error: OnError = "stop",
-        start: Begin = "earliest",
-        partitions: Sequence[int] | None = None,
-        chunk: int | None = None,
-    ) -> Callable[[Handler], Handler]:
-        """Make the decorated function the handler of these topics. It stays an ordinary function.
-
-        `concurrency`: workers, by default one for each assigned partition, up to 8. `executor`: `"inline"` runs
-        the handler on the polling thread, for handlers that never wait. `start`: where a partition with no
-        stored offset begins. `partitions`: take exactly these, without a group's coordination. `chunk`: at
-        most so many records share a transaction.
-        """
-        offsets = self.offsets if offsets is None else offsets
-        registration = Registration(
-            topics=topics,
-            group=group or self.group,
-            offsets=offsets,
-            store=self._store(offsets),
-            policy=Policy(on_error),
-            order=order,
-            concurrency=concurrency,
-            executor=executor,
-            start=start,
-            partitions=None if partitions is None else tuple(sorted(set(partitions))),
-            chunk=chunk,
-        )
-        registration.check()
-
-        def decorate(function: Handler) -> Handler:
-            registration.bind(function, sys._getframe(1).f_locals)
-            self._check_conflicts(registration)
-            self.registrations.append(registration)
-            return function
-
-        return decorate
+    def send(self, topic: str, value: object, key: bytes | str | None = None, headers: OutgoingHeaders = ()) -> None:
+        """Send a record, and return when the broker has confirmed it. Inside a handler, ask for a `Sender` instead."""
+        outgoing = encoded(Outgoing(value, key, headers, topic), None, self._most_bytes)
+        self._outlet_to({topic}).deliver([outgoing]).result()
 
     # Running
 
@@ -131,17 +111,12 @@ class App:
         if report.exit_code:
             raise SystemExit(report.exit_code)
 
-    @contextmanager
-    def running(self) -> Iterator[App]:
-        """Consume while the block runs. A handler that fails ends the block with its exception."""
-        supervisor = self._start(report_ends=False)
-        try:
-            with supervisor.body:
-                yield self
-        finally:
-            supervisor.stop()
-            report = self._finish(supervisor)
-        _raise(report)
+    def running(self) -> Running[App]:
+        """Consume while the block runs: `with` or, on the caller's event loop, `async with`.
+
+        A handler that fails ends the block with its exception.
+        """
+        return Running(self._running_here, self._running_on_loop)
 
     def catch_up(self, idle: float = 1.0) -> Report:
         """Consume until every partition is read to its end and nothing came for `idle` seconds."""
@@ -209,12 +184,13 @@ class App:
     def _embedded(self) -> bool:
         return self.brokers.startswith("embedded://")
 
-    def _address(self) -> str:
+    def _address(self, more: Iterable[str] = ()) -> str:
         if not self._embedded:
             return self.brokers
         from kconsume.testing.addresses import resolve
 
-        return resolve(self.brokers, {topic for r in self.registrations for topic in r.topics})
+        sent_to = {r.binding.to for r in self.registrations if r.binding.to is not None}
+        return resolve(self.brokers, {topic for r in self.registrations for topic in r.topics} | sent_to | set(more))
 
     def _store(self, offsets: str | OffsetStore) -> OffsetStore:
         """The store, refused here if it is none. One object an address, so that memory:// outlives a run."""
@@ -230,19 +206,73 @@ class App:
             return KafkaStore(brokers, cluster=cluster)
         return registration.store
 
-    def _start(self, *, report_ends: bool) -> Supervisor:
+    @contextmanager
+    def _running_here(self) -> Iterator[App]:
+        body = Body()
+        supervisor = self._start(report_ends=False, body=body)
+        try:
+            with body:
+                yield self
+        finally:
+            supervisor.stop()
+            report = self._finish(supervisor)
+        _raise(report)
+
+    @asynccontextmanager
+    async def _running_on_loop(self) -> AsyncIterator[App]:
+        body, home = AsyncBody(), CallersLoop(asyncio.get_running_loop())
+        supervisor, cancelled = await in_thread(lambda: self._start(report_ends=False, body=body, home=home))
+        try:
+            if cancelled is not None:
+                raise cancelled
+            with body:
+                yield self
+        finally:
+            supervisor.stop()
+            # Handlers end on this loop meanwhile.
+            report, cancelled = await in_thread(lambda: self._finish(supervisor))
+            if cancelled is not None:
+                raise cancelled
+        _raise(report)
+
+    def _start(self, *, report_ends: bool, body: Interruptible | None = None, home: Home | None = None) -> Supervisor:
         if self._supervisor is not None:
             raise ConfigurationError("this app is running already: stop it first, or make a second App")
-        supervisor = Supervisor(self.plans(report_ends=report_ends), self.shutdown)
-        self._supervisor = supervisor
-        supervisor.start()
+        logs.install()
+        self._warn_of_unknown_variables()
+        plans = self.plans(report_ends=report_ends)
+        home = home or OwnLoop(f"kconsume-loop-{self.group}")
+        furnishing = Furnishing(self._resources, self._given, home)
+        shared = Shared(home, furnishing, self._outlet_to(set()), self._most_bytes)
+        supervisor = self._supervisor = Supervisor(plans, self.shutdown, shared, body or Body())
+        try:
+            supervisor.start()
+        except BaseException:
+            self._supervisor = self._outlet = None
+            raise
         return supervisor
 
     def _finish(self, supervisor: Supervisor) -> Report:
         try:
             return supervisor.finish()
         finally:
-            self._supervisor = None
+            self._supervisor = self._outlet = None
+
+    def _outlet_to(self, topics: set[str]) -> Outlet:
+        """The way out: one a run, or one for what is sent outside runs."""
+        brokers = self._address(topics)
+        with self._sending:
+            if self._outlet is None:
+                self._outlet = Outlet(producer_settings(brokers, self.kafka), f"kconsume-{self.group}")
+            return self._outlet
+
+    @property
+    def _most_bytes(self) -> int:
+        return int(self.kafka.get("message.max.bytes", MOST_BYTES))
+
+    def _warn_of_unknown_variables(self) -> None:
+        for line in self._environment.unknown([r.name for r in self.registrations]):
+            _log.warning("%s", line)
 
     def _steer(self, partitions: Sequence[Partition | str], act: Callable[[Engine, list[Partition]], None]) -> None:
         supervisor = self._supervisor
@@ -253,6 +283,43 @@ class App:
             mine = [p for p in chosen if p.topic in engine.plan.topics]
             if mine:
                 act(engine, mine)
+
+    def _check(self, options: Options) -> None:
+        super()._check(options)
+        if options.offsets is not None:
+            self._store(options.offsets)
+
+    def _add_handler(self, declared: Declared) -> None:
+        said = self._environment.handler(declared.signature.name)
+        if said:
+            options = dataclasses.replace(declared.options, **said)
+            options.check()
+            options.check_with(declared.signature)
+            declared = dataclasses.replace(declared, options=options)
+        offsets = self.offsets if declared.options.offsets is None else declared.options.offsets
+        registration = Registration(
+            declared, declared.options.group or self.group, offsets, self._store(offsets), self._resources
+        )
+        self._check_conflicts(registration)
+        self.registrations.append(registration)
+
+    def _add_resource(self, resource: Resource) -> None:
+        known = self._resources.get(resource.provides)
+        if known is not None:
+            raise ConfigurationError(
+                f"{known.name} and {resource.name} both provide {text_of(resource.provides)}, and handlers ask by "
+                f"type: let one of them provide a type of its own, such as a subclass"
+            )
+        self._resources[resource.provides] = resource
+
+    def _add_wrap(self, wrap: Wrap) -> None:
+        super()._add_wrap(wrap)
+        try:
+            for registration in self.registrations:
+                _ = registration.wraps
+        except ConfigurationError:
+            self._wraps.remove(wrap)
+            raise
 
     def _check_conflicts(self, new: Registration) -> None:
         for old in self.registrations:
@@ -272,81 +339,6 @@ class App:
                     f"{old.name} and {new.name} share group {new.group!r} but keep its offsets in different stores: "
                     f"use one store for a group, or give one handler its own group="
                 )
-
-
-class Registration:
-    """A handler as it was decorated."""
-
-    def __init__(
-        self,
-        *,
-        topics: tuple[str, ...],
-        group: str,
-        offsets: str | OffsetStore,
-        store: OffsetStore,
-        policy: Policy,
-        order: str,
-        concurrency: int | None,
-        executor: str,
-        start: Begin,
-        partitions: tuple[int, ...] | None,
-        chunk: int | None,
-    ) -> None:
-        self.topics = topics
-        self.group = group
-        self.offsets = offsets
-        self.store = store
-        """What `offsets` names, for what can be known of it without asking it."""
-        self.policy = policy
-        self.order = order
-        self.concurrency = concurrency
-        self.executor = executor
-        self.start = start
-        self.partitions = partitions
-        self.chunk = chunk
-
-    @property
-    def name(self) -> str:
-        return self.binding.name
-
-    @property
-    def store_address(self) -> str:
-        return self.offsets if isinstance(self.offsets, str) else self.offsets.address
-
-    @property
-    def consumer_key(self) -> tuple[str, object, object]:
-        """Handlers with the same key share one consumer."""
-        return (self.group, id(self.store), self.partitions)
-
-    def check(self) -> None:
-        if not self.topics or not all(self.topics) or callable(self.topics[0]):
-            raise InvalidHandler("@app.consume needs a topic: @app.consume('orders'), with the parentheses")
-        for topic in self.topics:
-            if not isinstance(topic, str):
-                raise InvalidHandler(
-                    f"@app.consume takes the names of topics, each by itself, and got {topic!r}: write "
-                    f"@app.consume('orders', 'payments')"
-                )
-        check_group(self.group)
-        if self.order != "partition":
-            raise ConfigurationError(f"order={self.order!r} is unknown to this version: it keeps partition order")
-        if self.executor not in ("thread", "inline"):
-            raise ConfigurationError(f"executor={self.executor!r} is unknown: choose 'thread' or 'inline'")
-        if self.start not in ("earliest", "latest", "error"):
-            raise ConfigurationError(f"start={self.start!r} is unknown: choose 'earliest', 'latest' or 'error'")
-        for name, value in (("concurrency", self.concurrency), ("chunk", self.chunk)):
-            if value is not None and value < 1:
-                raise ConfigurationError(f"{name}={value} leaves nothing to run: use 1 or more, or leave it out")
-        if self.partitions is not None and (len(self.topics) != 1 or not self.partitions or self.partitions[0] < 0):
-            raise ConfigurationError("partitions= names partition numbers of exactly one topic: partitions=[0, 1]")
-
-    def bind(self, function: Callable[..., object], names: Mapping[str, object]) -> None:
-        self.binding = bind(function, transactions_of(self.store), masked_address(self.store_address), names)
-
-    def plan(self) -> HandlerPlan:
-        return HandlerPlan(
-            self.binding, self.topics, self.policy, self.start, self.executor, self.concurrency, self.chunk
-        )
 
 
 def _checked(store: OffsetStore) -> OffsetStore:

@@ -17,10 +17,12 @@ import msgspec
 
 from kconsume import __version__
 from kconsume.errors import DecodeError, HandlerFailed, KconsumeError
+from kconsume.logs import place_of
 from kconsume.settings import masked_address
 
 if TYPE_CHECKING:
-    from kconsume.app import App, Registration
+    from kconsume.app import App
+    from kconsume.registration import Registration
     from kconsume.runtime.supervisor import Report
 
 LogFormat = Literal["text", "json"]
@@ -37,10 +39,22 @@ def set_up_logging(form: LogFormat | None = None, level: str | None = None) -> N
     root = logging.getLogger()
     if form is not None or not (root.handlers or _log.handlers):
         handler = logging.StreamHandler()
-        handler.setFormatter(JsonLines() if form == "json" else logging.Formatter(LOG_FORMAT))
+        handler.setFormatter(JsonLines() if form == "json" else TextLines(LOG_FORMAT))
         logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     if level is not None:
         root.setLevel(level.upper())
+
+
+class TextLines(logging.Formatter):
+    """The log for people; a line that was made in a handler ends with the record it is about."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  (logging's name)
+        line = super().formatMessage(record)
+        place = place_of(record)
+        if place is None:
+            return line
+        attempt = f" attempt={place.attempt}" if place.attempt > 1 else ""
+        return f"{line}  record={place}{attempt}"
 
 
 class JsonLines(logging.Formatter):

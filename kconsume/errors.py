@@ -10,6 +10,9 @@ KconsumeError
 ├── ClientFailed               the Kafka client gave up for good
 ├── HandlerFailed              a handler raised on a record, and no policy took it
 ├── DecodeError                the payload is not what the annotation says
+├── BatchError                 which records of a batch failed; raised by handlers
+├── ResourceFailed             what a handler asks for could not be built, or closed
+├── SendFailed                 what a handler sends cannot be sent, or was not confirmed
 ├── StoreError                 the offset store
 │   ├── StoreUnavailable       … did not answer; tried again
 │   ├── Fenced                 … says that another consumer owns the partition now
@@ -25,6 +28,7 @@ KconsumeError
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 
@@ -76,6 +80,28 @@ class HandlerFailed(KconsumeError):
 
 class DecodeError(KconsumeError):
     """The payload is not what the handler's annotation says."""
+
+
+class BatchError(KconsumeError):
+    """Raised by a handler of batches: these records failed, by their index in the batch, and all others are done.
+
+    What the others wrote through the store's transaction was undone with it, so the handler is called again without
+    those that failed.
+    """
+
+    def __init__(self, errors: Mapping[int, BaseException]) -> None:
+        self.errors = dict(errors)
+        said = "; ".join(f"{i}: {type(error).__name__}: {error}" for i, error in sorted(self.errors.items())[:3])
+        more = f"; and {len(self.errors) - 3} more" if len(self.errors) > 3 else ""
+        super().__init__(f"{len(self.errors)} records of the batch failed: {said}{more}")
+
+
+class ResourceFailed(KconsumeError):
+    """A resource could not be built, so nothing was consumed; or it could not be closed. `__cause__` says why."""
+
+
+class SendFailed(KconsumeError):
+    """What was to be sent cannot be, or the broker did not confirm it; the offset was not passed."""
 
 
 class StoreError(KconsumeError):

@@ -1,28 +1,30 @@
-"""From a function's signature to one specialised call.
+"""From a signature to one specialised call.
 
-The signature is read once, when the function is decorated; what cannot work is refused there. What comes out
-is a `Binding`: a runner compiled for exactly this function, in which a record costs one loop turn, one
-decode and one call. Nothing here knows Kafka, threads or stores.
+What a handler asks for is matched with what there is, when it is decorated; what nobody provides is refused there.
+What comes out is a `Binding`. Its `runner` is compiled for exactly this function: a record costs one loop turn, one
+decode and one call, and nothing for what the handler does not ask for. Nothing here knows threads or stores.
 """
 
 from __future__ import annotations
 
-import builtins
 import dataclasses
-import inspect
 import sqlite3
-import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from operator import length_hint
 from typing import NamedTuple, Protocol
 
-import msgspec
-
+from kconsume import logs
+from kconsume.batches import Batch
+from kconsume.decoding import Decoding, explain_decode, text_of, without_none
 from kconsume.errors import DecodeError, InvalidHandler
+from kconsume.output import Outgoing, Sender, returned
 from kconsume.records import Message, Record, record_of
+from kconsume.signature import Form, Returns, Signature, Wish, read
+from kconsume.wrapping import Wrap, wrapped
 
-Decode = Callable[[bytes], object]
+MOST_BYTES = 1_000_000
+"""What the client sends at most in one message, by default."""
 
 _KNOWN_TRANSACTIONS: dict[object, str] = {sqlite3.Connection: "sqlite:///file.db"}
 
@@ -32,270 +34,206 @@ class Halt(NamedTuple):
 
     message: Message
     error: BaseException | None
+    certain: bool = True
+    """Whether it is this record that failed. A batch fails as a whole, and its first record stands for it."""
 
 
 class Runner(Protocol):
-    """Calls the handler for each message in order, until the end, an error, or `stop` is no longer empty."""
+    """Calls the handler for each message in order, until the end, an error, or `stop` is no longer empty. What it
+    sends is appended to `sent`, but for that of a record that failed."""
 
     def __call__(
-        self, messages: Sequence[Message], stop: Sequence[object], tx: object, scope: str, /
+        self, messages: Sequence[Message], stop: Sequence[object], tx: object, scope: str, sent: list[Outgoing], /
     ) -> Halt | None: ...
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Binding:
-    """A handler, ready to run."""
+class AsyncRunner(Protocol):
+    """The same for an `async def` handler."""
 
-    function: Callable[..., object]
-    name: str
-    payload: str
-    """What the first parameter gets, as a person reads it."""
-    run: Runner
-    decode: Decode | None
-    optional: bool
+    def __call__(
+        self, messages: Sequence[Message], stop: Sequence[object], tx: object, scope: str, sent: list[Outgoing], /
+    ) -> Awaitable[Halt | None]: ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Offer:
+    """What a handler can get beside its payload."""
+
+    transactions: Sequence[type] = ()
+    """The types of the store's transaction."""
+    store: str = "kafka://"
+    """The store's address, for words."""
+    resources: Mapping[object, str] = dataclasses.field(default_factory=dict)
+    """The types that resources provide, with their names."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Binding:
+    """A handler, and where each of its arguments comes from."""
+
+    signature: Signature
+    arguments: tuple[str, ...]
     transaction: type | None
     """The annotation by which the handler asked for the store's transaction."""
+    resources: Mapping[str, object]
+    """The types of the resources it asks for, by parameter."""
+    takes_sender: bool
+    to: str | None
+
+    @property
+    def function(self) -> Callable[..., object]:
+        return self.signature.function
+
+    @property
+    def name(self) -> str:
+        return self.signature.name
+
+    @property
+    def payload(self) -> str:
+        return self.signature.payload
+
+    @property
+    def batched(self) -> bool:
+        return self.signature.form.batched
+
+    @property
+    def is_async(self) -> bool:
+        return self.signature.is_async
+
+    @property
+    def sends(self) -> bool:
+        return self.takes_sender or self.to is not None
+
+    def runner(
+        self, resources: Mapping[object, object] | None = None, wraps: Sequence[Wrap] = (), most: int = MOST_BYTES
+    ) -> Runner:
+        """For a plain function. `resources` by type; `wraps` from the outermost on; `most`: bytes of a message."""
+        assert not self.is_async
+        return typing.cast(Runner, _compile(self, resources or {}, wraps, most))
+
+    def async_runner(
+        self, resources: Mapping[object, object] | None = None, wraps: Sequence[Wrap] = (), most: int = MOST_BYTES
+    ) -> AsyncRunner:
+        assert self.is_async
+        return typing.cast(AsyncRunner, _compile(self, resources or {}, wraps, most))
 
     def explain(self, message: Message, error: BaseException) -> BaseException:
         """What really went wrong: the decoder's fault becomes a `DecodeError`, the handler's stays as it is.
 
-        Decoders are pure, so asking again tells the two apart, and the happy path pays nothing for it.
+        Our decoders are pure, so asking again tells the two apart, and the happy path pays nothing for it. A person's
+        own may not be: what it raises is a `DecodeError` already.
         """
+        decoding = self.signature.decoding
+        if decoding is None:
+            return error
         value = message.value()
         if value is None:
-            return error if self.optional else _null(self)
-        if self.decode is None:
+            return error if decoding.optional else _null(self)
+        if decoding.call is None or not decoding.pure:
             return error
         try:
-            self.decode(value)
+            decoding.call(value)
         except Exception as cause:  # noqa: BLE001  (whatever a decoder raises)
-            fault = DecodeError(f"the value is not {self.payload}: {cause}")
+            fault = DecodeError(f"the value is not {decoding.text}: {explain_decode(cause)}")
             fault.__cause__ = cause
             return fault
         return error
 
 
 def bind(
-    function: Callable[..., object],
-    transactions: Sequence[type] = (),
-    store: str = "kafka://",
+    handler: Callable[..., object] | Signature,
+    offer: Offer | Sequence[type] = (),
+    *,
     names: Mapping[str, object] | None = None,
+    to: str | None = None,
 ) -> Binding:
-    """Read the signature. `names` are the local names of the place where the function is decorated."""
-    name = getattr(function, "__name__", repr(function))
-    parameters = _parameters(function, name)
-    hints = _hints(function, name, names)
-    payload = _payload(name, parameters[0], hints)
-    arguments = [payload.expression]
+    """Match what the handler asks for with what is offered: the store's transactions, or all that there is."""
+    signature = handler if isinstance(handler, Signature) else read(handler, names)
+    offer = offer if isinstance(offer, Offer) else Offer(offer)
+    if signature.returns is Returns.SOMETHING and to is None:
+        raise InvalidHandler(
+            f"{signature.name} returns a value, and nothing takes it: name the topic that it goes to, as in "
+            f"@app.consume(..., to='shipped'), or annotate it -> None"
+        )
+    arguments = [_FIRST[signature.form]]
     transaction: type | None = None
-    by_name = False
-    for parameter in parameters[1:]:
-        hint = hints.get(parameter.name)
-        by_name = by_name or parameter.kind is parameter.KEYWORD_ONLY
-        if any(hint is offered for offered in transactions):
+    resources: dict[str, object] = {}
+    takes_sender = by_name = False
+    for wish in signature.wishes:
+        by_name = by_name or wish.kind is wish.kind.KEYWORD_ONLY
+        hint = without_none(wish.hint)[0]
+        expression = _metadata(signature, wish)
+        if expression is not None:
+            pass
+        elif any(hint is offered for offered in offer.transactions):
             transaction, expression = typing.cast(type, hint), "tx"
-        elif hint is Record:
-            expression = "record_of(message, scope)"
-        elif parameter.default is not parameter.empty:
+            _must_have_one_provider(signature.name, wish, offer)
+        elif hint is Sender:
+            takes_sender, expression = True, "sender"
+        elif _is_resource(hint, offer):
+            expression = f"resource_{wish.name}"
+            resources[wish.name] = hint
+        elif wish.has_default:
             by_name = True  # what follows would move up into its place
             continue
         else:
-            raise _unprovided(name, parameter.name, hint, transactions, store)
-        if by_name and parameter.kind is parameter.POSITIONAL_ONLY:
+            raise _unprovided(signature.name, wish, offer)
+        if by_name and wish.kind is wish.kind.POSITIONAL_ONLY:
             raise InvalidHandler(
-                f"{name} takes {parameter.name} by position only, after a parameter that keeps its default: "
-                f"put {parameter.name} before it, or remove the /"
+                f"{signature.name} takes {wish.name} by position only, after a parameter that keeps its default: "
+                f"put {wish.name} before it, or remove the /"
             )
-        arguments.append(f"{parameter.name}={expression}" if by_name else expression)
-    return Binding(
-        function=function,
-        name=name,
-        payload=payload.text,
-        run=_compile(function, payload, arguments),
-        decode=payload.decode,
-        optional=payload.optional,
-        transaction=transaction,
-    )
+        arguments.append(f"{wish.name}={expression}" if by_name else expression)
+    return Binding(signature, tuple(arguments), transaction, resources, takes_sender, to)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Payload:
-    text: str
-    expression: str
-    decode: Decode | None
-    optional: bool
+_FIRST = {
+    Form.ONE: "payload",
+    Form.LIST: "payload",
+    Form.TABLE: "table",
+    Form.BATCH: "batch",
+}
 
 
-_TEMPLATE = """\
-def run(messages, stop, tx, scope):
-    if not messages:
-        return None
-    turn = iter(messages)
-    try:
-        for {each}:
-            if stop:
-                return Halt(messages[-1 - length_hint(turn)], None)
-            {guard}function({arguments})
-    except BaseException as error:
-        return Halt(messages[-1 - length_hint(turn)], error)
+def _metadata(signature: Signature, wish: Wish) -> str | None:
+    """`Record` or `Batch`, whichever goes with how the handler is called."""
+    if wish.hint is Record and not signature.form.batched:
+        return "record"
+    if wish.hint is Batch and signature.form.batched:
+        return "batch"
+    if wish.hint is Record:
+        raise InvalidHandler(
+            f"{signature.name} gets {signature.payload} and asks for {wish.name}: Record: a batch has many; ask for "
+            f"{wish.name}: Batch"
+        )
+    if wish.hint is Batch:
+        raise InvalidHandler(
+            f"{signature.name} gets one record at a time and asks for {wish.name}: Batch: ask for {wish.name}: Record, "
+            f"or annotate the payload as list[...]"
+        )
     return None
-"""
-# Where the handler asks for the value alone, the message itself is not touched by Python code at all.
-_EACH_VALUE = "value in map(type(messages[0]).value, turn)"
-_EACH_MESSAGE = "message in turn"
-_TAKE_VALUE = "value = message.value()\n            "
-_NULL_GUARD = "if value is None: raise NullValue\n            "
 
 
-def _compile(function: Callable[..., object], payload: _Payload, arguments: Sequence[str]) -> Runner:
-    """One function a handler, made of text as dataclasses makes `__init__`: a closure for each argument
-    would cost a call a record, more than the rest of the loop."""
-    wants_message = any("message" in argument for argument in arguments)
-    guard = _NULL_GUARD if payload.decode is None and not payload.optional else ""
-    source = _TEMPLATE.format(
-        each=_EACH_MESSAGE if wants_message else _EACH_VALUE,
-        guard=(_TAKE_VALUE if wants_message else "") + guard,
-        arguments=", ".join(arguments),
-    )
-    scope: dict[str, object] = {
-        "length_hint": length_hint,
-        "function": function,
-        "decode": payload.decode,
-        "record_of": record_of,
-        "Halt": Halt,
-        "NullValue": _NullValue,
-    }
-    exec(compile(source, f"<kconsume runner of {function!r}>", "exec"), scope)
-    return typing.cast(Runner, scope["run"])
+# What there is
 
 
-class _NullValue(ValueError):
-    """Raised by a runner, turned into a `DecodeError` with words by `Binding.explain`."""
-
-
-def _parameters(function: Callable[..., object], name: str) -> list[inspect.Parameter]:
-    if inspect.isclass(function) or not hasattr(function, "__name__") or not callable(function):
-        raise InvalidHandler(f"{name} is not a function: decorate a function (def), below @app.consume(...)")
+def _is_resource(hint: object, offer: Offer) -> bool:
     try:
-        innermost = inspect.unwrap(function)
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError) as error:
-        raise InvalidHandler(f"{name} has no signature to read ({error}): call it from a function (def)") from error
-    # Behind a decorator too: it would hand the coroutine or generator back, and nobody would run it.
-    for layer in (function, innermost):
-        if inspect.iscoroutinefunction(layer) or inspect.isasyncgenfunction(layer):
-            raise InvalidHandler(f"{name} is async: write it as a plain def; this version runs plain functions only")
-        if inspect.isgeneratorfunction(layer):
-            raise InvalidHandler(f"{name} is a generator, so calling it would do nothing: remove the yield")
-    for parameter in parameters:
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise InvalidHandler(f"{name} takes {parameter}: name each thing it should get, with its type")
-    if not parameters or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
-        raise InvalidHandler(f"{name} has no parameter for the payload: write def {name}(value: bytes)")
-    return parameters
+        return hint in offer.resources
+    except TypeError:  # an annotation that cannot be hashed
+        return False
 
 
-def _hints(function: Callable[..., object], name: str, names: Mapping[str, object] | None) -> dict[str, object]:
-    try:
-        return typing.get_type_hints(function, localns=_visible(function, names or {}))
-    except NameError as error:
+def _must_have_one_provider(name: str, wish: Wish, offer: Offer) -> None:
+    if _is_resource(wish.hint, offer):
         raise InvalidHandler(
-            f"{name} has an annotation that does not exist at run time ({error}): import it outside "
-            f"`if TYPE_CHECKING:`, because the annotation says what the handler gets"
-        ) from error
-    except Exception as error:  # an annotation is an expression, and may raise anything
-        raise InvalidHandler(
-            f"{name} has an annotation that cannot be read ({type(error).__name__}: {error}): correct it, because "
-            f"the annotation says what the handler gets"
-        ) from error
-
-
-def _visible(function: Callable[..., object], names: Mapping[str, object]) -> dict[str, object]:
-    """Of the names where it is decorated, those that it can mean: one that was written in a module, and not in
-    a function, means the module's first."""
-    innermost = inspect.unwrap(function)
-    if "<locals>" in getattr(innermost, "__qualname__", ""):
-        return dict(names)
-    known = {**vars(builtins), **getattr(innermost, "__globals__", {})}
-    return {name: value for name, value in names.items() if name not in known}
-
-
-def _payload(name: str, parameter: inspect.Parameter, hints: Mapping[str, object]) -> _Payload:
-    if parameter.name not in hints:
-        raise InvalidHandler(
-            f"{name} does not say what {parameter.name!r} is: annotate it, for example "
-            f"{parameter.name}: bytes (also str, dict, a msgspec.Struct, a dataclass, Record)"
-        )
-    hint = hints[parameter.name]
-    wanted, optional = _without_none(hint)
-    text = _text(hint)
-    if wanted is Record:
-        return _Payload("Record", "record_of(message, scope)", None, True)
-    if wanted is bytes:
-        return _Payload(text, "value", None, optional)
-    decode = _decoder(name, parameter.name, wanted)
-    expression = "None if value is None else decode(value)" if optional else "decode(value)"
-    return _Payload(text, expression, decode, optional)
-
-
-def _without_none(hint: object) -> tuple[object, bool]:
-    if typing.get_origin(hint) not in (typing.Union, types.UnionType):
-        return hint, False
-    members = typing.get_args(hint)
-    rest = tuple(member for member in members if member is not type(None))
-    if not rest or len(rest) == len(members):
-        return hint, False
-    return typing.Union[rest], True  # noqa: UP007  (built from a tuple at run time)
-
-
-def _decoder(name: str, parameter: str, wanted: object) -> Decode:
-    if wanted is str:
-        return bytes.decode
-    if wanted in (list, tuple, set) or typing.get_origin(wanted) in (list, tuple, set, Sequence):
-        raise InvalidHandler(
-            f"{name} asks for {_text(wanted)}: this version hands over one record at a time, so annotate "
-            f"{parameter} with the type of one record"
-        )
-    members = typing.get_args(wanted) if _is_union(wanted) else (wanted,)
-    for member in members:
-        _check_member(name, parameter, member, alone=len(members) == 1)
-    try:
-        return msgspec.json.Decoder(wanted).decode
-    except TypeError as error:
-        raise InvalidHandler(
-            f"{name} cannot get {parameter}: {_text(wanted)}: {error}; in a union give each "
-            f"msgspec.Struct a tag (class Placed(msgspec.Struct, tag=True))"
-        ) from error
-    except Exception as error:  # the annotations of its fields are expressions, and may raise anything
-        raise InvalidHandler(
-            f"{name} cannot get {parameter}: {_text(wanted)}: the type of one of its fields cannot be read "
-            f"({error}): define or import what its fields name in its module, not in a function"
-        ) from error
-
-
-def _check_member(name: str, parameter: str, member: object, *, alone: bool) -> None:
-    if member in (bytes, str, Record) and not alone:
-        raise InvalidHandler(
-            f"{name} mixes {_text(member)} with other types in {parameter}: nothing tells them apart; "
-            f"use {_text(member)} alone and decode in the handler"
-        )
-    origin = typing.get_origin(member) or member
-    supported = origin is dict or (
-        isinstance(origin, type)
-        and (issubclass(origin, msgspec.Struct) or dataclasses.is_dataclass(origin) or typing.is_typeddict(origin))
-    )
-    if not supported:
-        raise InvalidHandler(
-            f"{name} cannot get {parameter}: {_text(member)}: the first parameter is the payload; annotate it "
-            f"as bytes, str, dict, a msgspec.Struct, a dataclass, a union of tagged Structs, or Record"
+            f"{name} asks for {wish.name}: {text_of(wish.hint)}, which both the store {offer.store} (its transaction) "
+            f"and the resource {offer.resources[wish.hint]} provide: let the resource provide a type of its own"
         )
 
 
-def _is_union(hint: object) -> bool:
-    return typing.get_origin(hint) in (typing.Union, types.UnionType)
-
-
-def _unprovided(name: str, parameter: str, hint: object, transactions: Sequence[type], store: str) -> InvalidHandler:
+def _unprovided(name: str, wish: Wish, offer: Offer) -> InvalidHandler:
+    parameter, hint = wish.name, wish.hint
     if hint is None:
         return InvalidHandler(
             f"{name} does not say what {parameter!r} is: annotate it with Record, or with the transaction "
@@ -304,26 +242,201 @@ def _unprovided(name: str, parameter: str, hint: object, transactions: Sequence[
     for known, address in _KNOWN_TRANSACTIONS.items():
         if hint is known:
             return InvalidHandler(
-                f"{name} asks for {parameter}: {_text(hint)}, but its offsets are in {store}, which has no such "
-                f"transaction: use offsets={address!r}"
+                f"{name} asks for {parameter}: {text_of(hint)}, but its offsets are in {offer.store}, which has no "
+                f"such transaction: use offsets={address!r}"
             )
-    offered = ", ".join(["Record", *map(_text, transactions)])
+    offered = ", ".join(["Record", "Sender", *map(text_of, offer.transactions), *map(text_of, offer.resources)])
     return InvalidHandler(
-        f"{name} asks for {parameter}: {_text(hint)}, which nobody provides with offsets in {store}: "
-        f"it can get {offered}; or give the parameter a default"
+        f"{name} asks for {parameter}: {text_of(hint)}, which nobody provides with offsets in {offer.store}: "
+        f"it can get {offered}; or give the parameter a default, or declare above it an @app.resource that yields it"
     )
 
 
 def _null(binding: Binding) -> DecodeError:
+    wanted = binding.payload
+    instead = f"{wanted[:-1]} | None]" if binding.batched else f"{wanted} | None"
     return DecodeError(
-        f"the value is null (a tombstone), and {binding.name} takes {binding.payload}: "
-        f"annotate it as {binding.payload} | None to get tombstones as None"
+        f"the value is null (a tombstone), and {binding.name} takes {wanted}: annotate it as {instead} to get "
+        f"tombstones as None"
     )
 
 
-def _text(hint: object) -> str:
-    if isinstance(hint, type) and not typing.get_args(hint):
-        return hint.__qualname__.rpartition("<locals>.")[2]
-    if _is_union(hint):
-        return " | ".join("None" if m is type(None) else _text(m) for m in typing.get_args(hint))
-    return str(hint).replace("typing.", "")
+# The runner
+
+
+class _NullValue(ValueError):
+    """Raised by a runner, turned into a `DecodeError` with words by `Binding.explain`."""
+
+
+def _raise_null() -> typing.NoReturn:
+    raise _NullValue
+
+
+# Where the handler asks for the value alone, the message itself is not touched by Python code at all.
+_RECORDS = """\
+{define} run(messages, stop, tx, scope, sent):
+    if not messages:
+        return None
+    turn = iter(messages)
+    {prepare}token = enter(messages, turn)
+    try:
+        for {each}:
+            if stop:
+                return Halt(messages[-1 - length_hint(turn)], None)
+            {before}{call}
+    except BaseException as error:
+        {undo}return Halt(messages[-1 - length_hint(turn)], error)
+    finally:
+        {close}leave(token)
+    return None
+"""
+
+_BATCH = """\
+{define} run(messages, stop, tx, scope, sent):
+    if not messages:
+        return None
+    if stop:
+        return Halt(messages[0], None)
+    turn = iter(messages)
+    {prepare}token = enter(messages, None)
+    try:
+        {payload}
+    except BaseException as error:
+        leave(token)
+        return Halt(messages[-1 - length_hint(turn)], error)
+    try:
+        {before}{call}
+    except BaseException as error:
+        {undo}return Halt(messages[0], error, len(messages) == 1)
+    finally:
+        {close}leave(token)
+    return None
+"""
+
+
+def _compile(
+    binding: Binding, resources: Mapping[object, object], wraps: Sequence[Wrap], most: int
+) -> Callable[..., object]:
+    """One function a handler, made of text as dataclasses makes `__init__`: a closure for each argument
+    would cost a call a record, more than the rest of the loop."""
+    signature = binding.signature
+    function = wrapped(signature, wraps) if wraps else signature.function
+    template, parts = _parts(binding, bool(wraps))
+    source = template.format(**parts)
+    scope: dict[str, object] = {
+        "length_hint": length_hint,
+        "enter": logs.enter,
+        "leave": logs.leave,
+        "Halt": Halt,
+        "Batch": Batch,
+        "Sender": Sender,
+        "NullValue": _NullValue,
+        "null": _raise_null,
+        "record_of": record_of,
+        "returned": returned,
+        "unexpected": _unexpected(signature.name),
+        "function": function,
+        "decode": None if signature.decoding is None else signature.decoding.call,
+        "to": binding.to,
+        "most": most,
+        **{f"resource_{parameter}": resources[hint] for parameter, hint in binding.resources.items()},
+    }
+    if signature.form is Form.TABLE:
+        from kconsume.tables import table_of
+
+        scope["table_of"] = table_of
+    exec(compile(source, f"<kconsume runner of {signature.function!r}>", "exec"), scope)
+    return typing.cast(Callable[..., object], scope["run"])
+
+
+def _parts(binding: Binding, wrapped: bool) -> tuple[str, dict[str, str]]:
+    signature = binding.signature
+    arguments = [_spelled(argument, signature) for argument in binding.arguments]
+    if wrapped:
+        arguments.insert(0, "Batch(messages, scope)" if binding.batched else "record_of(message, scope)")
+    await_ = "await " if binding.is_async else ""
+    call = f"{await_}function({', '.join(arguments)})"
+    if binding.to is not None:
+        call = f"sent.extend(returned({call}, to, most))"
+    elif signature.returns is Returns.UNKNOWN:
+        call = f"if (result := {call}) is not None: raise unexpected(result)"
+    parts = {
+        "define": "async def" if binding.is_async else "def",
+        "prepare": "sender = Sender(sent, most); mark = len(sent)\n    " if binding.sends else "",
+        "undo": "del sent[mark:]\n        " if binding.sends else "",
+        "close": "sender.close(); " if binding.sends else "",
+        "before": "",
+        "call": call,
+    }
+    if binding.batched:
+        return _BATCH, {**parts, "payload": _batch_payload(signature)}
+    of_message = any("message" in argument for argument in arguments)
+    before = "mark = len(sent)\n            " if binding.sends else ""
+    before += "value = message.value()\n            " if of_message else ""
+    before += _null_guard(signature)
+    each = "message in turn" if of_message else "value in map(type(messages[0]).value, turn)"
+    return _RECORDS, {**parts, "each": each, "before": before}
+
+
+def _null_guard(signature: Signature) -> str:
+    """Only where the decoder would not stumble over a null by itself."""
+    decoding = signature.decoding
+    if decoding is None or decoding.optional or (decoding.call is not None and decoding.pure):
+        return ""
+    return "if value is None: raise NullValue\n            "
+
+
+def _spelled(argument: str, signature: Signature) -> str:
+    """An argument as the template writes it."""
+    name, equals, expression = argument.rpartition("=")
+    if expression == "record":
+        expression = "record_of(message, scope)"
+    elif expression == "batch":
+        expression = "Batch(messages, scope)"
+    elif expression == "table":
+        expression = "table_of(messages)"
+    elif expression == "payload" and not signature.form.batched:
+        expression = "record_of(message, scope)" if signature.decoding is None else _decoded(signature.decoding)
+    return f"{name}{equals}{expression}"
+
+
+def _decoded(decoding: Decoding) -> str:
+    if decoding.call is None:
+        return "value"
+    decoded = "decode(message)" if decoding.of_message else "decode(value)"
+    return f"None if value is None else {decoded}" if decoding.optional else decoded
+
+
+def _batch_payload(signature: Signature) -> str:
+    """The statements that make the first argument. An error in them is that of the record that `turn` stands at."""
+    decoding = signature.decoding
+    if signature.form in (Form.TABLE, Form.BATCH):
+        return "pass"
+    if decoding is None:
+        return "payload = [record_of(message, scope) for message in turn]"
+    if decoding.of_message:
+        guard = "None" if decoding.optional else "null()"
+        return f"payload = [{guard} if message.value() is None else decode(message) for message in turn]"
+    if decoding.call is None and decoding.optional:
+        return "payload = list(map(type(messages[0]).value, turn))"
+    if decoding.call is None:
+        return (
+            "payload = list(map(type(messages[0]).value, turn))\n"
+            "        if None in payload:\n"
+            "            turn = iter(messages[payload.index(None) + 1:])\n"
+            "            raise NullValue"
+        )
+    if decoding.optional or not decoding.pure:
+        null = "None" if decoding.optional else "null()"
+        return f"payload = [{null} if value is None else decode(value) for value in map(type(messages[0]).value, turn)]"
+    return "payload = list(map(decode, map(type(messages[0]).value, turn)))"
+
+
+def _unexpected(name: str) -> Callable[[object], InvalidHandler]:
+    def unexpected(result: object) -> InvalidHandler:
+        return InvalidHandler(
+            f"{name} returned a value ({type(result).__name__}), and nothing takes it: name the topic that it goes to, "
+            f"as in @app.consume(..., to='shipped'), or return nothing"
+        )
+
+    return unexpected

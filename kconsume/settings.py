@@ -116,8 +116,8 @@ def check_overrides(overrides: Mapping[str, ClientValue]) -> None:
             raise ConfigurationError(_UNSUPPORTED_PROTOCOL.format(name=name, value=value))
 
 
-def check_group(group: object) -> None:
-    """Refuse what the client would not take as it stands.
+def check_group(group: object) -> str:
+    """The group's name; refused if the client would not take it as it stands.
 
     It cuts white space off the front of every value, and a consumer of which no name is left aborts the process.
     """
@@ -128,6 +128,7 @@ def check_group(group: object) -> None:
             f"group {group!r} begins with white space, which the Kafka client cuts off, so that it would use another "
             f"group than the one that is named: remove it"
         )
+    return group
 
 
 def masked(settings: Mapping[str, ClientValue]) -> dict[str, ClientValue]:

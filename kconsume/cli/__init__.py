@@ -15,8 +15,10 @@ from kconsume.errors import KconsumeError
 
 _COMMANDS = {
     "demo": "kconsume.cli.demo:demo",
+    "new": "kconsume.cli.new:new",
     "run": "kconsume.cli.run:run",
     "check": "kconsume.cli.check:check",
+    "send": "kconsume.cli.send:send",
     "try": "kconsume.cli.rehearse:rehearse",
     "broker": "kconsume.cli.broker:broker",
 }
@@ -58,8 +60,10 @@ def commands() -> None:
 
     \b
       kconsume demo                     see it work: one consumer is killed, nothing is lost
+      kconsume new shop                 a project to begin with: a handler, and a test that passes
       kconsume run shop:app             consume with the App named app in shop.py
       kconsume check shop:app           what would run, with what guarantee, and what is wrong with it?
+      kconsume send orders '{"id": 1}'  write a record by hand
       kconsume try shop:app orders/3@1042
                                         what does my handler do with that record?
       kconsume broker shop              a Kafka to develop against, with nothing to install

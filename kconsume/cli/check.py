@@ -15,7 +15,7 @@ import click
 import msgspec
 from confluent_kafka import Consumer, KafkaException
 
-from kconsume.app import App, Registration
+from kconsume.app import App
 from kconsume.backends import OffsetStore, SqliteStore, TransactionalStore
 from kconsume.cli import findings
 from kconsume.cli.findings import EMBEDDED, Budgets, ClientFacts, ClusterFacts, Finding, Handler
@@ -23,6 +23,7 @@ from kconsume.cli.target import VARIABLE, app_argument, load
 from kconsume.cluster import Cluster
 from kconsume.console import guarantee
 from kconsume.errors import BrokerUnavailable, TopicNotFound
+from kconsume.registration import Registration
 from kconsume.runtime.engine import most_workers
 from kconsume.settings import DEFAULTS, FORBIDDEN, MASK, ClientValue, Default, client_settings, masked, masked_address
 from kconsume.settings import EMBEDDED as EMBEDDED_DEFAULTS

@@ -245,10 +245,11 @@ def stage(file: Path) -> Iterator[Stage]:
 
 
 def _environment(file: Path, broker: str) -> dict[str, str]:
-    """This environment, in which a consumer finds the kconsume that this process runs."""
+    """This environment, in which a consumer finds the kconsume that this process runs. Without what is said there of
+    the person's own apps: the demo has its own broker, group and store."""
     here = str(Path(kconsume.__file__).parents[1])
     return {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if not name.startswith("KCONSUME_")},
         "PYTHONPATH": os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")])),
         "KCONSUME_DEMO_FILE": str(file),
         "KCONSUME_DEMO_BROKERS": f"embedded://{broker}",

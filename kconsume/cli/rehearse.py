@@ -242,7 +242,7 @@ def _call(part: _Part, message: Message, scope: str) -> BaseException | None:
     binding = part.handler.binding
     try:
         with _transaction(part) as connection:
-            halt = binding.run([message], (), connection, scope)
+            halt = binding.runner()([message], (), connection, scope, [])
             if halt is not None and halt.error is not None:
                 raise halt.error
     except (KeyboardInterrupt, StoreUnavailable, ConfigurationError):

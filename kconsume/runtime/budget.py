@@ -46,12 +46,15 @@ class Pace:
     TARGET = 0.05
     SWIFT = 20e-6
 
-    __slots__ = ("limit", "seconds_each", "size")
+    __slots__ = ("limit", "seconds_each", "size", "target", "waits")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, waits: bool = False, target: float = TARGET) -> None:
+        """`waits`: the handler waits for something, however fast it seems, so it is never taken for a swift one."""
         self.limit = limit
         self.size = 1
         self.seconds_each: float | None = None
+        self.waits = waits
+        self.target = target
 
     @property
     def swift(self) -> bool:
@@ -60,8 +63,8 @@ class Pace:
 
     def took(self, records: int, seconds: float) -> None:
         """A slice of `records` took `seconds`."""
-        each = seconds / records
+        each = max(seconds / records, self.SWIFT) if self.waits else seconds / records
         known = self.seconds_each
         self.seconds_each = each if known is None else known + (each - known) * 0.25
-        fitting = int(self.TARGET / max(each, self.seconds_each, 1e-9))
+        fitting = int(self.target / max(each, self.seconds_each, 1e-9))
         self.size = max(1, min(self.limit, fitting, self.size * 2))

@@ -2,7 +2,8 @@
 
     owner thread     Loop, Source, Tenancy, ledgers
     errand thread    store and cluster questions that may block
-    worker threads   handlers
+    worker threads   handlers that are plain functions
+    event loop       handlers that are async, shared by all consumers of the app
 
 A plan says what to run; nothing is decided here.
 """
@@ -18,27 +19,44 @@ from queue import SimpleQueue
 
 from kconsume.backends.abc import OffsetStore, Position, TransactionalStore
 from kconsume.backends.kafka import KafkaStore
+from kconsume.batches import Batching
 from kconsume.cluster import Cluster
 from kconsume.failures.policy import Policy
-from kconsume.handler import Binding
+from kconsume.handler import MOST_BYTES, Binding
+from kconsume.outlet import Outlet
+from kconsume.rate import Limiter, Rate
 from kconsume.records import Partition
-from kconsume.runtime.budget import Deadline
+from kconsume.runtime.async_lanes import AsyncLanes
+from kconsume.runtime.budget import Deadline, Pace
 from kconsume.runtime.claims import Begin, Claims
 from kconsume.runtime.commits import GroupLedger, StoreLedger
+from kconsume.runtime.course import Course
 from kconsume.runtime.errands import Errands
+from kconsume.runtime.gathering import Gathering
+from kconsume.runtime.home import Home
 from kconsume.runtime.lanes import InlineLanes, Lane, Lanes, Outcomes, ThreadLanes, Work
 from kconsume.runtime.loop import Loop
 from kconsume.runtime.ownership import Ownership
 from kconsume.runtime.source import Source
 from kconsume.runtime.tenancy import Tenancy
-from kconsume.runtime.work import PlainWork, TransactionalWork
+from kconsume.runtime.work import (
+    InTransactions,
+    InTransactionsAsync,
+    LoopWork,
+    Plainly,
+    PlainlyAsync,
+    ThreadWork,
+)
 from kconsume.settings import ClientValue
+from kconsume.wrapping import Wrap
 
 BATCH = 1000
 DEFAULT_WORKERS = 8
+LOOP_SLICE = 0.01
+"""Seconds that a handler may keep an event loop to itself; others live there too."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class HandlerPlan:
     """How one handler is run."""
 
@@ -49,6 +67,25 @@ class HandlerPlan:
     executor: str
     concurrency: int | None
     chunk: int | None
+    batching: Batching | None = None
+    rate: Rate | None = None
+    wraps: tuple[Wrap, ...] = ()
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for something beside its own work, so that no time of its own says how fast it is."""
+        return self.binding.sends or self.binding.is_async or self.rate is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Equipment:
+    """What the handlers of an app share while it runs."""
+
+    home: Home
+    outlet: Outlet
+    resources: Mapping[object, object]
+    most_bytes: int = MOST_BYTES
+    """Of a message that is sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +110,13 @@ class ConsumerPlan:
 class Engine:
     """A consumer that runs."""
 
-    def __init__(self, plan: ConsumerPlan, ended: Callable[[], None]) -> None:
+    def __init__(self, plan: ConsumerPlan, equipment: Equipment, ended: Callable[[], None]) -> None:
         self.plan = plan
         self._ownership = Ownership(f"kconsume-{plan.group}", ended)
         self._errands = Errands(f"kconsume-errands-{plan.group}")
         outcomes: Outcomes = SimpleQueue()
-        self._lanes = {h: _lanes_for(h, plan.store, outcomes, self._ownership) for h in plan.handlers}
-        self._works = {h: _work_for(h, plan) for h in plan.handlers}
+        self._lanes = {h: _lanes_for(h, plan.store, outcomes, self._ownership, equipment) for h in plan.handlers}
+        self._works = {h: _work_for(h, plan, equipment) for h in plan.handlers}
         self._handlers = {topic: h for h in plan.handlers for topic in h.topics}
         begin = {topic: h.start for topic, h in self._handlers.items()}
         owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
@@ -144,14 +181,27 @@ class Engine:
             epoch=position.epoch,
             start=position.next_offset,
             scope=f"{self.plan.group}:{position.topic_id or partition.topic}",
-            chunk=handler.chunk or BATCH,
+            pace=_pace_of(handler),
+            gathering=None if handler.batching is None else Gathering(handler.batching, self.plan.memory // 8),
         )
 
 
-def _lanes_for(handler: HandlerPlan, store: OffsetStore, outcomes: Outcomes, ownership: Ownership) -> Lanes:
+def _pace_of(handler: HandlerPlan) -> Pace:
+    limit = handler.chunk or BATCH
+    if handler.binding.is_async:
+        return Pace(limit, waits=True, target=LOOP_SLICE)
+    return Pace(limit, waits=handler.waits)
+
+
+def _lanes_for(
+    handler: HandlerPlan, store: OffsetStore, outcomes: Outcomes, ownership: Ownership, equipment: Equipment
+) -> Lanes:
+    name, most = f"kconsume-{handler.binding.name}", most_workers(handler, store)
     if handler.executor == "inline":
         return InlineLanes(outcomes)
-    return ThreadLanes(outcomes, f"kconsume-{handler.binding.name}", most_workers(handler, store), ownership)
+    if handler.executor == "async":
+        return AsyncLanes(outcomes, name, most, equipment.home)
+    return ThreadLanes(outcomes, name, most, ownership)
 
 
 def most_workers(handler: HandlerPlan, store: OffsetStore) -> int:
@@ -162,8 +212,18 @@ def most_workers(handler: HandlerPlan, store: OffsetStore) -> int:
     return handler.concurrency or useful
 
 
-def _work_for(handler: HandlerPlan, plan: ConsumerPlan) -> Work:
-    if handler.binding.transaction is None:
-        return PlainWork(handler.binding, handler.policy)
-    assert isinstance(plan.store, TransactionalStore)  # checked when the handler was decorated
-    return TransactionalWork(handler.binding, handler.policy, plan.store, plan.group)
+def _work_for(handler: HandlerPlan, plan: ConsumerPlan, equipment: Equipment) -> Work:
+    binding = handler.binding
+    limiter = None if handler.rate is None else Limiter(handler.rate)
+    course = Course(binding, handler.policy, limiter, stores=binding.transaction is not None)
+    outlet = equipment.outlet if binding.sends else None
+    furnished = (equipment.resources, handler.wraps, equipment.most_bytes)
+    store, group, batched = plan.store, plan.group, binding.batched
+    if binding.transaction is None:
+        if binding.is_async:
+            return LoopWork(course, PlainlyAsync(binding.async_runner(*furnished), batched, outlet))
+        return ThreadWork(course, Plainly(binding.runner(*furnished), batched, outlet))
+    assert isinstance(store, TransactionalStore)  # checked when the handler was decorated
+    if binding.is_async:
+        return LoopWork(course, InTransactionsAsync(binding.async_runner(*furnished), batched, store, group, outlet))
+    return ThreadWork(course, InTransactions(binding.runner(*furnished), batched, store, group, outlet))

@@ -14,7 +14,7 @@ import threading
 from types import FrameType, TracebackType
 
 _AGAIN = 0.01
-_MACHINERY = {contextlib.__name__, "kconsume.app"}
+_MACHINERY = {contextlib.__name__, "kconsume.app", "kconsume.runtime.running"}
 
 
 class Interrupted(BaseException):

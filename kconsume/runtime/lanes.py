@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from queue import SimpleQueue
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kconsume.records import Message, Partition
 from kconsume.runtime.budget import Pace
 from kconsume.runtime.ownership import Ownership
+
+if TYPE_CHECKING:
+    from kconsume.runtime.gathering import Gathering
 
 
 class Chunk(NamedTuple):
@@ -70,9 +73,10 @@ Report = Callable[[Outcome], None]
 
 
 class Work(Protocol):
-    """Handles a chunk of a lane and reports how far it came. Returns early once `lane.stop` is not empty."""
+    """Handles a chunk of a lane and reports how far it came. Returns early once `lane.stop` is not empty. On an event
+    loop it is awaited."""
 
-    def __call__(self, lane: Lane, chunk: Chunk, report: Report, /) -> None: ...
+    def __call__(self, lane: Lane, chunk: Chunk, report: Report, /) -> Awaitable[None] | None: ...
 
 
 class Lane:
@@ -80,8 +84,8 @@ class Lane:
     outcomes of a lane that was closed are recognised by it and dropped."""
 
     __slots__ = (
-        "busy", "bytes", "chunks", "epoch", "lanes", "lock", "pace", "partition", "records", "scope", "stop",
-        "stored", "work",
+        "busy", "bytes", "chunks", "epoch", "gathering", "lanes", "lock", "pace", "partition", "records", "scope",
+        "stop", "stored", "work",
     )  # fmt: skip
 
     def __init__(
@@ -93,7 +97,8 @@ class Lane:
         epoch: int,
         start: int,
         scope: str,
-        chunk: int,
+        pace: Pace,
+        gathering: Gathering | None = None,
     ) -> None:
         self.partition = partition
         self.lanes = lanes
@@ -102,7 +107,9 @@ class Lane:
         self.stored = start
         """The offset that the store has for us; moved by the worker, inside its transaction."""
         self.scope = scope
-        self.pace = Pace(chunk)
+        self.pace = pace
+        self.gathering = gathering
+        """Where records wait until they are a batch, for handlers of batches."""
         self.chunks: deque[Chunk] = deque()
         self.stop: list[str] = []
         """Not empty once the lane must stop; a list, because looking at one costs a runner nothing."""
@@ -144,8 +151,8 @@ class Lanes(Protocol):
 
     def submit(self, lane: Lane, chunk: Chunk) -> None: ...
 
-    def abandon(self) -> None:
-        """A lane's worker does not come back; go on without it."""
+    def abandon(self, lane: Lane) -> None:
+        """The lane's worker does not come back; go on without it."""
         ...
 
     def close(self) -> None:
@@ -169,7 +176,7 @@ class InlineLanes:
         if not lane.stop:
             lane.work(lane, chunk, self._report)
 
-    def abandon(self) -> None:
+    def abandon(self, lane: Lane) -> None:
         """Cannot happen: the owner thread itself runs the handler."""
 
     def close(self) -> None:
@@ -214,7 +221,7 @@ class ThreadLanes:
             lane.busy = True
         return self._ready.put(lane)
 
-    def abandon(self) -> None:
+    def abandon(self, lane: Lane) -> None:  # noqa: ARG002  (any worker will do)
         with self._count:
             self._abandoned += 1
         self._hire()

@@ -20,7 +20,7 @@ from kconsume.errors import HandlerFailed
 from kconsume.records import Message, Partition
 from kconsume.runtime.budget import Deadline
 from kconsume.runtime.commits import GroupLedger, Ledger, Marks
-from kconsume.runtime.lanes import Chunk, Crashed, Ejected, Outcome, Outcomes, Progress
+from kconsume.runtime.lanes import Chunk, Crashed, Ejected, Lane, Outcome, Outcomes, Progress
 from kconsume.runtime.ownership import Deposed
 from kconsume.runtime.pressure import Advice, Window
 from kconsume.runtime.source import Runs, Source
@@ -81,6 +81,8 @@ class Loop:
         self._last_record = time.monotonic()
         self._commit_at = 0.0
         self._crowded: dict[Holding, float] = {}
+        self._gathering: set[Holding] = set()
+        """Those with records that wait for their batch."""
         self._handled = 0
         self._skipped = 0
         self._trouble_at = -60.0
@@ -152,6 +154,8 @@ class Loop:
             self._report_trouble(now)
         if now >= self._checkup_at:
             self._check_topics(now)
+        if self._gathering:
+            self._hand_over_batches(now)
         crowded = self._crowded and self._relieve(now)
         runs = self._await_room() if crowded else self._source.fetch(self._patience())
         if runs:
@@ -161,7 +165,13 @@ class Loop:
             self._set_stop(Deadline(self._shutdown))
 
     def _patience(self) -> float:
-        return POLL if self._tenancy.settled else 0.005
+        if not self._tenancy.settled:
+            return 0.005
+        if not self._gathering:
+            return POLL
+        gatherings = [h.lane.gathering for h in self._gathering if h.lane is not None]
+        due = min((gathering.due for gathering in gatherings if gathering is not None), default=0.0)
+        return min(POLL, max(0.0, due - time.monotonic()))
 
     def _dispatch(self, runs: Runs, now: float) -> None:
         holdings = self._tenancy.holdings
@@ -173,12 +183,34 @@ class Loop:
             holding = holdings.get(partition)
             if holding is None or holding.lane is None:
                 continue  # not ours (any more): never delivered, so never passed
-            lane = holding.lane
-            first, last = run[0].offset(), run[-1].offset()
-            holding.tracker.delivered(first, last)
-            lane.lanes.submit(lane, Chunk(run, first, last))
-            if window.share(lane.records, lane.bytes, lane.pace.seconds_each) >= 1.0:
-                self._crowded.setdefault(holding, now)
+            if holding.lane.gathering is None:
+                self._deliver(holding, holding.lane, Chunk(run, run[0].offset(), run[-1].offset()), window, now)
+            else:
+                self._gathering.add(holding)
+                holding.lane.gathering.add(run, now)
+                self._hand_over(holding, window, now)
+
+    def _deliver(self, holding: Holding, lane: Lane, chunk: Chunk, window: Window, now: float) -> None:
+        holding.tracker.delivered(chunk.first, chunk.last)
+        lane.lanes.submit(lane, chunk)
+        if window.share(lane.records, lane.bytes, lane.pace.seconds_each) >= 1.0:
+            self._crowded.setdefault(holding, now)
+
+    def _hand_over_batches(self, now: float) -> None:
+        """Of the records that wait for their batch, those whose batch is full or due."""
+        window = Window(self._memory, len(self._tenancy.holdings))
+        for holding in list(self._gathering):
+            self._hand_over(holding, window, now)
+
+    def _hand_over(self, holding: Holding, window: Window, now: float) -> None:
+        lane = holding.lane
+        if lane is None or lane.gathering is None or lane.stop:
+            self._gathering.discard(holding)
+            return
+        while (chunk := lane.gathering.ready(now)) is not None:
+            self._deliver(holding, lane, chunk, window, now)
+        if not len(lane.gathering):
+            self._gathering.discard(holding)
 
     def _complete(self) -> None:
         outcomes = self._outcomes
@@ -334,6 +366,7 @@ class Loop:
             self._idle_for is not None
             and now - self._last_record >= self._idle_for
             and tenancy.settled
+            and not self._gathering
             and all(h.tracker.idle for h in tenancy.holdings.values())
             and self._source.ends.issuperset(p for p in tenancy.holdings if p not in tenancy.paused)
         )

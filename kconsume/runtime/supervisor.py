@@ -16,10 +16,13 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 
 from kconsume.errors import KconsumeError, ShutdownTimeout
+from kconsume.outlet import Outlet
 from kconsume.records import Partition
 from kconsume.runtime.budget import Deadline
-from kconsume.runtime.engine import ConsumerPlan, Engine
-from kconsume.runtime.interrupt import Body
+from kconsume.runtime.engine import ConsumerPlan, Engine, Equipment
+from kconsume.runtime.furnishing import Furnishing
+from kconsume.runtime.home import Home
+from kconsume.runtime.running import Interruptible
 
 _log = logging.getLogger("kconsume")
 
@@ -55,21 +58,51 @@ class Report:
         return bool(self.abandoned or self.hung or self.signal)
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the consumers of an app share."""
+
+    home: Home
+    furnishing: Furnishing
+    outlet: Outlet
+    most_bytes: int
+    """Of a message that is sent."""
+
+
 class Supervisor:
     """Runs the consumers of an app."""
 
-    def __init__(self, plans: Sequence[ConsumerPlan], shutdown: float) -> None:
+    def __init__(
+        self,
+        plans: Sequence[ConsumerPlan],
+        shutdown: float,
+        shared: Shared,
+        body: Interruptible,
+    ) -> None:
+        """`body`: the person's `with` block; ended when the app has failed."""
+        self._plans = plans
         self._shutdown = shutdown
+        self._shared = shared
         self._news: SimpleQueue[int | None] = SimpleQueue()
         self._signals = 0
         self._deadline: Deadline | None = None
         self._asked_at = time.monotonic()
         self._hard_signal: int | None = None
-        self.body = Body()
-        """The person's `with` block, if there is one; ended when the app has failed."""
-        self.engines = [Engine(plan, self._engine_ended) for plan in plans]
+        self._body = body
+        self._trouble: BaseException | None = None
+        self.engines: list[Engine] = []
 
     def start(self) -> None:
+        """Build the resources, then consume. Nothing is consumed if one of them cannot be built."""
+        wanted = {hint for plan in self._plans for h in plan.handlers for hint in h.binding.resources.values()}
+        try:
+            shared = self._shared
+            resources = shared.furnishing.build(wanted)
+            equipment = Equipment(shared.home, shared.outlet, resources, shared.most_bytes)
+            self.engines = [Engine(plan, equipment, self._engine_ended) for plan in self._plans]
+        except BaseException:
+            self._close_shared(Deadline(self._shutdown))
+            raise
         for engine in self.engines:
             engine.start()
 
@@ -88,7 +121,7 @@ class Supervisor:
 
     @property
     def failure(self) -> BaseException | None:
-        return next((e.loop.failure for e in self.engines if e.loop.failure is not None), None)
+        return next((e.loop.failure for e in self.engines if e.loop.failure is not None), self._trouble)
 
     def finish(self) -> Report:
         """Wait for the end, by itself or by `stop`; then the deadline holds. The report says how it went."""
@@ -106,6 +139,7 @@ class Supervisor:
         for engine in self.engines:
             if engine not in running:
                 engine.close(closing)
+        self._close_shared(closing)
         return self._report(running)
 
     @contextmanager
@@ -118,6 +152,12 @@ class Supervisor:
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
+    def _close_shared(self, deadline: Deadline) -> None:
+        """After the drain: nothing uses them any more, or what does was given up."""
+        self._trouble = self._shared.furnishing.close(max(0.5, deadline.left))
+        self._shared.outlet.close(max(0.5, deadline.left))
+        self._shared.home.close(deadline.left)
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self._signals += 1
         self._news.put(number)
@@ -125,7 +165,7 @@ class Supervisor:
     def _engine_ended(self) -> None:
         self._news.put(None)
         if self.failure is not None:
-            self.body.interrupt()
+            self._body.interrupt()
 
     def _await_news(self, seconds: float) -> None:
         try:

@@ -341,7 +341,7 @@ class Tenancy:
         self._late = [(lane, deadline) for lane, deadline in self._late if lane.busy]
         for lane, _ in [late for late in self._late if late[1].passed]:
             self.abandoned.append(lane.partition)
-            lane.lanes.abandon()
+            lane.lanes.abandon(lane)
             _log.error(
                 "abandoned partition=%s: its handler still runs %.1f s after the partition went to another owner; "
                 "the record is handled there",

@@ -1,141 +1,276 @@
-"""A handler over a chunk of records: the only place that calls user code.
+"""Carries out the steps of a chunk's course: the only place that calls user code.
 
-A chunk is run in slices that `Pace` sizes by the handler's speed; each slice reports how far it came. Plainly,
-a record is finished when its handler returns. In transactions, a slice of records shares one transaction of
-the store, in which the offset is advanced last; a slice that fails is undone and its records are run
-again one by one, which names the culprit and gives the others their effects.
-
-What happens to a record that fails is the policy's decision (`kconsume.failures`); here it is carried out.
+Plainly, a record is finished when its handler has returned and what it sends is confirmed. In transactions, a slice of
+records shares one transaction of the store, in which the offset is advanced last. Each in two forms: for plain
+functions, on a worker thread; for `async def`, on an event loop, where what may block is done by other threads.
 """
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Protocol
 
-from kconsume.backends.abc import TransactionalStore
-from kconsume.errors import Fenced, StoreUnavailable
-from kconsume.failures.policy import Policy, Verdict
-from kconsume.handler import Binding, Halt
+from kconsume.backends.abc import TransactionalStore, Tx
+from kconsume.errors import Fenced, SendFailed, StoreUnavailable
+from kconsume.handler import AsyncRunner, Halt, Runner
+from kconsume.outlet import Outlet
+from kconsume.output import Outgoing
 from kconsume.records import Message
-from kconsume.runtime.lanes import Chunk, Ejected, Failure, Lane, Progress, Report
+from kconsume.runtime.course import Course, Outcome, PassOver, Rest, Step, Steps, Try
+from kconsume.runtime.lanes import Chunk, Lane, Report
 
-_log = logging.getLogger("kconsume.failures")
-_clock = time.perf_counter
+_RESTED = Outcome(0)
+
+
+class Attempt(Protocol):
+    """Runs a handler over a slice. What the store raises is raised; what the handler raises is in the outcome."""
+
+    def __call__(self, lane: Lane, step: Try | PassOver, /) -> Outcome: ...
+
+
+class AsyncAttempt(Protocol):
+    def __call__(self, lane: Lane, step: Try | PassOver, /) -> Awaitable[Outcome]: ...
+
+
+class ThreadWork:
+    """The chunks of a plain function."""
+
+    def __init__(self, course: Course, attempt: Attempt) -> None:
+        self._course = course
+        self._attempt = attempt
+
+    def __call__(self, lane: Lane, chunk: Chunk, report: Report, /) -> None:
+        steps = self._course.steps(lane, chunk, report)
+        step = _next(steps, None)
+        while step is not None:
+            step = _next(steps, self._carry_out(lane, step))
+
+    def _carry_out(self, lane: Lane, step: Step) -> Outcome | BaseException:
+        if isinstance(step, Rest):
+            time.sleep(step.seconds)
+            return _RESTED
+        try:
+            return self._attempt(lane, step)
+        except BaseException as error:  # noqa: BLE001  (raised in the course, which decides)
+            return error
+
+
+class LoopWork:
+    """The chunks of an `async def`."""
+
+    def __init__(self, course: Course, attempt: AsyncAttempt) -> None:
+        self._course = course
+        self._attempt = attempt
+
+    async def __call__(self, lane: Lane, chunk: Chunk, report: Report, /) -> None:
+        steps = self._course.steps(lane, chunk, report)
+        step = _next(steps, None)
+        while step is not None:
+            step = _next(steps, await self._carry_out(lane, step))
+            # A handler that never waits for anything would keep the loop to itself, slice after slice.
+            await asyncio.sleep(0)
+
+    async def _carry_out(self, lane: Lane, step: Step) -> Outcome | BaseException:
+        if isinstance(step, Rest):
+            await asyncio.sleep(step.seconds)
+            return _RESTED
+        try:
+            return await self._attempt(lane, step)
+        except asyncio.CancelledError:
+            raise  # the lane was given up: nothing of the slice is known to be finished
+        except BaseException as error:  # noqa: BLE001  (as above)
+            return error
+
+
+def _next(steps: Steps, answer: Outcome | BaseException | None) -> Step | None:
+    try:
+        if isinstance(answer, BaseException):
+            return steps.throw(answer)
+        return next(steps) if answer is None else steps.send(answer)
+    except StopIteration:
+        return None
+
+
+# Without a transaction
+
+
+class Plainly:
+    """Finished when the handler returns, and what it sends is confirmed."""
+
+    def __init__(self, run: Runner, batched: bool, outlet: Outlet | None = None) -> None:
+        self._run = run
+        self._batched = batched
+        self._outlet = outlet
+
+    def __call__(self, lane: Lane, step: Try | PassOver, /) -> Outcome:
+        if isinstance(step, PassOver):
+            return Outcome(len(step.part))
+        sent: list[Outgoing] = []
+        halt = self._run(step.records, lane.stop, None, lane.scope, sent)
+        if sent and self._outlet is not None:
+            self._outlet.deliver(sent).result()
+        return _outcome(step, halt, self._batched)
+
+
+class PlainlyAsync:
+    def __init__(self, run: AsyncRunner, batched: bool, outlet: Outlet | None = None) -> None:
+        self._run = run
+        self._batched = batched
+        self._outlet = outlet
+
+    async def __call__(self, lane: Lane, step: Try | PassOver, /) -> Outcome:
+        if isinstance(step, PassOver):
+            return Outcome(len(step.part))
+        sent: list[Outgoing] = []
+        halt = _unless_cancelled(await self._run(step.records, lane.stop, None, lane.scope, sent))
+        if sent and self._outlet is not None:
+            await asyncio.wrap_future(self._outlet.deliver(sent))
+        return _outcome(step, halt, self._batched)
+
+
+# In transactions
+
+
+class InTransactions:
+    """Finished when the handler's writes and the offset have committed together."""
+
+    def __init__(
+        self, run: Runner, batched: bool, store: TransactionalStore, group: str, outlet: Outlet | None = None
+    ) -> None:
+        self._run = run
+        self._batched = batched
+        self._store = store
+        self._group = group
+        self._outlet = outlet
+
+    def __call__(self, lane: Lane, step: Try | PassOver, /) -> Outcome:
+        outcome = Outcome(0)
+        try:
+            with self._store.transaction(self._group, lane.partition, lane.epoch) as tx:
+                outcome = Outcome(len(step.part))
+                if isinstance(step, Try):
+                    sent: list[Outgoing] = []
+                    halt = self._run(step.records, lane.stop, tx.connection, lane.scope, sent)
+                    outcome = _or_undo(_outcome(step, halt, self._batched))
+                    if sent and self._outlet is not None:
+                        self._outlet.deliver(sent).result()
+                _advance(tx, lane, step.part[: outcome.done])
+        except BaseException as error:  # noqa: BLE001  (judged there)
+            return _undone(step, error)
+        return _stored(lane, step.part[: outcome.done], outcome)
+
+
+class InTransactionsAsync:
+    def __init__(
+        self, run: AsyncRunner, batched: bool, store: TransactionalStore, group: str, outlet: Outlet | None = None
+    ) -> None:
+        self._run = run
+        self._batched = batched
+        self._store = store
+        self._group = group
+        self._outlet = outlet
+
+    async def __call__(self, lane: Lane, step: Try | PassOver, /) -> Outcome:
+        outcome = Outcome(0)
+        try:
+            async with _OffTheLoop(self._store.transaction(self._group, lane.partition, lane.epoch)) as tx:
+                outcome = Outcome(len(step.part))
+                if isinstance(step, Try):
+                    sent: list[Outgoing] = []
+                    halt = await self._run(step.records, lane.stop, tx.connection, lane.scope, sent)
+                    outcome = _or_undo(_outcome(step, _unless_cancelled(halt), self._batched))
+                    if sent and self._outlet is not None:
+                        await asyncio.wrap_future(self._outlet.deliver(sent))
+                await asyncio.to_thread(_advance, tx, lane, step.part[: outcome.done])
+        except BaseException as error:  # noqa: BLE001  (judged there)
+            return _undone(step, error)
+        return _stored(lane, step.part[: outcome.done], outcome)
+
+
+class _OffTheLoop:
+    """A transaction that may have to wait for its turn, entered and left on other threads than the event loop's."""
+
+    def __init__(self, transaction: AbstractContextManager[Tx]) -> None:
+        self._transaction = transaction
+
+    async def __aenter__(self) -> Tx:
+        entering = asyncio.ensure_future(asyncio.to_thread(self._transaction.__enter__))
+        try:
+            return await asyncio.shield(entering)
+        except asyncio.CancelledError:
+            # It goes on regardless in its thread: leave it as soon as it is entered, or it would hold its lock forever.
+            entering.add_done_callback(self._leave_at_once)
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await asyncio.shield(asyncio.to_thread(self._transaction.__exit__, kind, error, trace))
+
+    def _leave_at_once(self, entered: asyncio.Future[Tx]) -> None:
+        if entered.exception() is None:
+            error = asyncio.CancelledError()
+            asyncio.get_running_loop().run_in_executor(None, self._give_up, error)
+
+    def _give_up(self, error: BaseException) -> None:
+        try:
+            self._transaction.__exit__(type(error), error, None)
+        except asyncio.CancelledError:
+            return
 
 
 class _Undo(Exception):
     """Rolls a transaction back without showing the store an error that is the handler's."""
 
-
-class PlainWork:
-    """Handlers without a transaction: finished when they return."""
-
-    def __init__(self, binding: Binding, policy: Policy) -> None:
-        self._binding = binding
-        self._policy = policy
-
-    def __call__(self, lane: Lane, chunk: Chunk, report: Report, /) -> None:
-        run, stop, pace, messages = self._binding.run, lane.stop, lane.pace, chunk.messages
-        at, count = 0, len(messages)
-        while at < count and not stop:
-            part = _slice(messages, at, pace.size)
-            began = _clock()
-            halt = run(part, stop, None, lane.scope)
-            done = len(part) if halt is None else part.index(halt.message)
-            if done:
-                pace.took(done, _clock() - began)
-                at += done
-                last = part[done - 1]
-                report(Progress(lane, chunk.first, last.offset() + 1, done, leader_epoch=last.leader_epoch()))
-            if halt is not None and halt.error is not None:
-                error = self._binding.explain(halt.message, halt.error)
-                if self._policy.verdict(error) is not Verdict.SKIP:
-                    return _fail(lane, self._binding, halt.message, error, report)
-                at += 1
-                _log_skip(halt.message, error)
-                report(Progress(lane, chunk.first, halt.message.offset() + 1, 0, 1, halt.message.leader_epoch()))
-        return None
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
 
 
-class TransactionalWork:
-    """Handlers that write through the store's transaction: their writes and the offset commit together."""
-
-    def __init__(self, binding: Binding, policy: Policy, store: TransactionalStore, group: str) -> None:
-        self._binding = binding
-        self._policy = policy
-        self._store = store
-        self._group = group
-
-    def __call__(self, lane: Lane, chunk: Chunk, report: Report, /) -> None:
-        pace, messages = lane.pace, chunk.messages
-        at, count, isolated = 0, len(messages), 0
-        while at < count and not lane.stop:
-            part = _slice(messages, at, 1 if at < isolated else pace.size)
-            began = _clock()
-            try:
-                done, failed = self._transact(lane, part)
-                if failed is not None and len(part) > 1:
-                    isolated = at + len(part)
-                    continue
-                skipped = failed is not None
-                if failed is not None:
-                    error = self._binding.explain(part[0], failed)
-                    if self._policy.verdict(error) is not Verdict.SKIP:
-                        return _fail(lane, self._binding, part[0], error, report)
-                    _log_skip(part[0], error)
-                    done = self._pass_over(lane, part[0])
-            except Exception as error:  # noqa: BLE001  (whatever the store raised; the claim finds out what it means)
-                lane.brake("store")
-                return report(Ejected(lane, error))
-            if done:
-                pace.took(done, _clock() - began)
-                at += done
-                counts = (0, 1) if skipped else (done, 0)
-                epoch = part[done - 1].leader_epoch()
-                report(Progress(lane, chunk.first, lane.stored, *counts, leader_epoch=epoch, stored=True))
-        return None
-
-    def _transact(self, lane: Lane, part: Sequence[Message]) -> tuple[int, BaseException | None]:
-        """Run a slice in one transaction; how many records were committed, or why none were."""
-        halt: Halt | None = None
-        try:
-            with self._store.transaction(self._group, lane.partition, lane.epoch) as tx:
-                halt = self._binding.run(part, lane.stop, tx.connection, lane.scope)
-                if halt is not None and halt.error is not None:
-                    raise _Undo
-                done = len(part) if halt is None else part.index(halt.message)
-                upto = part[done - 1].offset() + 1 if done else lane.stored
-                if done:
-                    tx.advance(lane.stored, upto, part[done - 1].leader_epoch())
-        except _Undo:
-            return 0, None if halt is None else halt.error
-        except (Fenced, StoreUnavailable):
-            raise
-        except BaseException as error:  # noqa: BLE001  (a transaction misused, or a constraint checked at COMMIT)
-            return 0, error
-        lane.stored = upto
-        return done, None
-
-    def _pass_over(self, lane: Lane, message: Message) -> int:
-        """Advance past a record that is skipped, in a transaction with nothing else in it."""
-        upto = message.offset() + 1
-        with self._store.transaction(self._group, lane.partition, lane.epoch) as tx:
-            tx.advance(lane.stored, upto, message.leader_epoch())
-        lane.stored = upto
-        return 1
+def _or_undo(outcome: Outcome) -> Outcome:
+    if outcome.error is not None:
+        raise _Undo(outcome)
+    return outcome
 
 
-def _slice(messages: Sequence[Message], at: int, size: int) -> Sequence[Message]:
-    return messages if at == 0 and size >= len(messages) else messages[at : at + size]
+def _undone(step: Try | PassOver, error: BaseException) -> Outcome:
+    """What a transaction that did not commit means: the handler's failure, or the store's, which is raised."""
+    if isinstance(error, _Undo):
+        return error.outcome._replace(done=0)
+    if isinstance(error, Fenced | StoreUnavailable | SendFailed | asyncio.CancelledError) or isinstance(step, PassOver):
+        raise error
+    # A transaction misused, or a constraint checked at COMMIT: which record it was, one alone will tell.
+    return Outcome(0, step.part[0], error, certain=len(step.part) == 1)
 
 
-def _log_skip(message: Message, error: BaseException) -> None:
-    place = (message.topic(), message.partition(), message.offset())
-    _log.warning("skipped record=%s/%d@%d cause=%s: %s", *place, type(error).__name__, error)
+def _advance(tx: Tx, lane: Lane, done: Sequence[Message]) -> None:
+    if done:
+        tx.advance(lane.stored, done[-1].offset() + 1, done[-1].leader_epoch())
 
 
-def _fail(lane: Lane, binding: Binding, message: Message, error: BaseException, report: Report) -> None:
-    lane.brake("failed")
-    report(Failure(lane, binding.name, message, error))
+def _stored(lane: Lane, done: Sequence[Message], outcome: Outcome) -> Outcome:
+    if done:
+        lane.stored = done[-1].offset() + 1
+    return outcome
+
+
+# How a run of the handler went
+
+
+def _outcome(step: Try, halt: Halt | None, batched: bool) -> Outcome:
+    if halt is None:
+        return Outcome(len(step.part))
+    done = 0 if batched else step.part.index(halt.message)
+    return Outcome(done, halt.message, halt.error, halt.certain)
+
+
+def _unless_cancelled(halt: Halt | None) -> Halt | None:
+    """A handler may raise CancelledError by itself, which is its failure; told by us, it is none."""
+    if halt is not None and isinstance(halt.error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise halt.error
+    return halt

@@ -25,8 +25,8 @@ def app(**settings: Any) -> App:
 
 class TestConstruction:
     def test_a_group_must_be_named(self) -> None:
-        with pytest.raises(TypeError, match="group"):
-            App(ADDRESS)  # type: ignore[call-arg]
+        with pytest.raises(ConfigurationError, match="App needs a group"):
+            App(ADDRESS)
 
     @pytest.mark.parametrize("group", ["", None, 3])
     def test_a_group_that_is_none_is_refused(self, group: object) -> None:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, Optional, TypedDict, Union
 import msgspec
 import pytest
 
-from kconsume import App, DecodeError, Record
+from kconsume import App, Batch, DecodeError, Record
 from kconsume.errors import InvalidHandler
-from kconsume.handler import Binding, Halt, bind
+from kconsume.handler import Binding, Halt, Offer, bind
 from tests.unit.fakes import FakeMessage, Writes
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def handler_of(annotation: object) -> tuple[Binding, list[object]]:
 
 
 def run(binding: Binding, *messages: FakeMessage, stop: Sequence[object] = (), tx: object = None) -> Halt | None:
-    return binding.run(messages, stop, tx, "shop:AAAA")
+    return binding.runner()(messages, stop, tx, "shop:AAAA", [])
 
 
 def why(binding: Binding, message: FakeMessage) -> BaseException:
@@ -140,7 +140,7 @@ class TestFurtherParameters:
             tx.append(int(value))
 
         tx = Writes()
-        binding = bind(handle, [Writes], "list://")
+        binding = bind(handle, [Writes])
         assert binding.transaction is Writes
         assert run(binding, FakeMessage(b"7"), tx=tx) is None
         assert tx == [7]
@@ -208,7 +208,7 @@ class TestDecorating:
         def handle(value: bytes) -> int:
             return len(value)
 
-        assert app.consume("orders")(handle) is handle
+        assert app.consume("orders", to="lengths")(handle) is handle
         assert handle(b"abc") == 3
 
     def test_names_that_are_defined_in_a_function_are_found(self) -> None:
@@ -298,7 +298,12 @@ def generator(value: bytes) -> Iterator[int]:
     yield 1
 
 
-def a_list(values: list[Placed]) -> None: ...
+def returns_a_value(value: bytes) -> int:
+    return len(value)
+
+
+def batch_of_one(value: bytes, batch: Batch) -> None: ...
+def record_of_many(values: list[bytes], record: Record) -> None: ...
 def a_bare_list(values: list) -> None: ...  # type: ignore[type-arg]
 def a_sequence(values: Sequence[Placed]) -> None: ...
 def an_int(value: int) -> None: ...
@@ -324,12 +329,16 @@ REFUSED: list[tuple[Callable[..., object], str]] = [
     (unannotated_second, r"does not say what 'other' is: annotate it with Record, or with the transaction"),
     (star, r"star takes \*values: .*bytes.*: name each thing it should get"),
     (double_star, r"double_star takes \*\*rest: .*: name each thing it should get"),
-    (coroutine, r"coroutine is async: write it as a plain def"),
-    (async_generator, r"async_generator is async: write it as a plain def"),
+    (async_generator, r"async_generator is a generator, so calling it would do nothing: remove the yield"),
     (generator, r"generator is a generator, so calling it would do nothing: remove the yield"),
-    (a_list, r"a_list asks for list\[.*Placed\].* annotate values with the type of one record"),
-    (a_bare_list, r"a_bare_list asks for list: .*the type of one record"),
-    (a_sequence, r"a_sequence asks for .*Sequence\[.*Placed\].*the type of one record"),
+    (
+        a_bare_list,
+        r"a_bare_list cannot get values: list: a batch is a list of one type, so annotate values as list\[T\]",
+    ),
+    (a_sequence, r"a_sequence cannot get values: .*Sequence\[.*Placed\]: a batch is a list of one type"),
+    (returns_a_value, r"returns_a_value returns a value, and nothing takes it: name the topic .* to='shipped'"),
+    (batch_of_one, r"gets one record at a time and asks for batch: Batch: ask for batch: Record, or .* list\[...\]"),
+    (record_of_many, r"gets list\[bytes\] and asks for record: Record: a batch has many; ask for record: Batch"),
     (an_int, r"an_int cannot get value: int: .*annotate it as bytes, str, dict"),
     (anything, r"anything cannot get value: Any: .*annotate it as bytes"),
     (any_object, r"any_object cannot get value: object: .*annotate it as bytes"),
@@ -343,7 +352,10 @@ REFUSED: list[tuple[Callable[..., object], str]] = [
     (record_or_struct, r"mixes Record with other types in value: .*use Record alone"),
     (untagged_union, r"untagged_union cannot get value: Untagged \| AlsoUntagged: .*give each msgspec.Struct a tag"),
     (sqlite_transaction, r"asks for tx: Connection, but .* memory://.* use offsets='sqlite:///file.db'"),
-    (somebody_s_client, r"asks for client: App, which nobody provides .*it can get Record; or give .* a default"),
+    (
+        somebody_s_client,
+        r"asks for client: App, which nobody provides .*it can get Record, Sender; or give .* a default, or declare",
+    ),
 ]
 
 
@@ -351,7 +363,7 @@ class TestRefused:
     @pytest.mark.parametrize(("function", "sentence"), REFUSED, ids=lambda given: getattr(given, "__name__", ""))
     def test_what_cannot_work_is_refused_with_the_fix(self, function: Callable[..., object], sentence: str) -> None:
         with pytest.raises(InvalidHandler, match=sentence):
-            bind(function, (), "memory://")
+            bind(function, Offer(store="memory://"))
 
     def test_the_app_refuses_it_where_it_is_decorated_and_keeps_nothing_of_it(self) -> None:
         app = App("127.0.0.1:1", group="g", offsets="memory://")
@@ -360,8 +372,10 @@ class TestRefused:
         assert app.registrations == []
 
     def test_a_transaction_of_another_type_is_answered_with_the_one_there_is(self) -> None:
-        with pytest.raises(InvalidHandler, match="it can get Record, Writes; or give the parameter a default"):
-            bind(somebody_s_client, [Writes], "list://")
+        with pytest.raises(
+            InvalidHandler, match="it can get Record, Sender, Writes; or give the parameter a default, or declare"
+        ):
+            bind(somebody_s_client, Offer([Writes], "list://"))
 
     def test_an_object_that_is_not_callable(self) -> None:
         with pytest.raises(InvalidHandler, match="3 is not a function: decorate a function"):

@@ -9,6 +9,7 @@ from queue import SimpleQueue
 import pytest
 
 from kconsume.records import Partition
+from kconsume.runtime.budget import Pace
 from kconsume.runtime.lanes import Chunk, InlineLanes, Lane, Lanes, Outcome, Progress, Report, ThreadLanes, Work
 from kconsume.runtime.ownership import Ownership
 from tests.unit.fakes import messages_at
@@ -55,7 +56,7 @@ class Room:
 
 
 def make_lane(lanes: Lanes, work: Work, number: int = 0) -> Lane:
-    return Lane(Partition("orders", number), lanes, work, epoch=1, start=0, scope="shop:A", chunk=1000)
+    return Lane(Partition("orders", number), lanes, work, epoch=1, start=0, scope="shop:A", pace=Pace(1000))
 
 
 def chunk(first: int, records: int = 1) -> Chunk:
@@ -234,16 +235,17 @@ class TestAbandoned:
         assert gate.entered.wait(20)
         here.lanes.submit(other, chunk(0))
         assert here.count() == 0
-        here.lanes.abandon()
+        here.lanes.abandon(stuck)
         eventually(lambda: here.count() == 1, what="the other lane's record")
         gate.leave.set()
 
     def test_an_abandoned_worker_that_comes_back_does_not_stay_as_one_too_many(self, room: MakeRoom) -> None:
         """`concurrency=1` must mean one handler at a time again, once the late one has ended."""
         here, late = room(1), Gate()
-        here.lanes.submit(here.lane(0, late), chunk(0))
+        lane = here.lane(0, late)
+        here.lanes.submit(lane, chunk(0))
         assert late.entered.wait(20)
-        here.lanes.abandon()
+        here.lanes.abandon(lane)
         late.leave.set()
         eventually(lambda: len(here.threads()) == 1, within=3, what="the late worker gone, its replacement left")
 

@@ -17,14 +17,21 @@ _ROOT = str(Path(__file__).parent.parent.parent)
 
 EXPORTED = [
     "App",
+    "Batch",
+    "BatchError",
+    "Batching",
     "ConfigurationError",
     "DecodeError",
     "Fenced",
     "HandlerFailed",
     "KconsumeError",
+    "Outgoing",
     "Partition",
+    "Rate",
     "Record",
     "Report",
+    "Router",
+    "Sender",
     "__version__",
 ]
 
@@ -40,7 +47,17 @@ STORES = [
     "open_store",
 ]
 
-HEAVY = ["click", "psycopg", "pyarrow", "pyspark", "redis", "rich", "starlette"]
+HEAVY = [
+    "click",
+    "confluent_kafka.schema_registry",
+    "psycopg",
+    "pyarrow",
+    "pydantic",
+    "pyspark",
+    "redis",
+    "rich",
+    "starlette",
+]
 
 # Ends the process at the first thing it does to the world; what it only reads, to import, is let pass.
 _GUARD = """

@@ -15,18 +15,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kconsume import DecodeError, Record
-from kconsume.backends import Position, SqliteStore
+from kconsume.backends import Position, SqliteStore, TransactionalStore
 from kconsume.errors import Fenced, StoreUnavailable
 from kconsume.failures.policy import OnError, Policy
-from kconsume.handler import bind
+from kconsume.handler import Binding, bind
 from kconsume.records import Partition
+from kconsume.runtime.budget import Pace
+from kconsume.runtime.course import Course
 from kconsume.runtime.lanes import Chunk, Ejected, Failure, InlineLanes, Lane, Outcome, Progress, Work
 from kconsume.runtime.tracker import Tracker
-from kconsume.runtime.work import PlainWork, TransactionalWork
+from kconsume.runtime.work import InTransactions, Plainly, ThreadWork
 from tests.unit.fakes import ORDERS, ListStore, Writes, messages_at
 
 GROUP = "shop"
 GAPPED = [3, 4, 7, 8, 9, 20, 21, 30]
+
+
+def plain_work(binding: Binding, policy: Policy) -> Work:
+    return ThreadWork(Course(binding, policy), Plainly(binding.runner(), binding.batched))
+
+
+def transactional_work(binding: Binding, policy: Policy, store: TransactionalStore) -> Work:
+    course = Course(binding, policy, stores=True)
+    return ThreadWork(course, InTransactions(binding.runner(), binding.batched, store, GROUP))
 
 
 class Bench:
@@ -46,7 +57,7 @@ class Bench:
         position = self.claim(start)
         self.lane = Lane(
             ORDERS, InlineLanes(SimpleQueue()), self.transactional, epoch=position.epoch, start=start, scope="shop:A",
-            chunk=chunk,
+            pace=Pace(chunk),
         )  # fmt: skip
         self.start = start
 
@@ -59,7 +70,7 @@ class Bench:
             tx.append(record.offset)
             self._handle(record)
 
-        return TransactionalWork(bind(handle, [Writes]), self._policy, self.store, GROUP)
+        return transactional_work(bind(handle, [Writes]), self._policy, self.store)
 
     @property
     def plain(self) -> Work:
@@ -67,7 +78,7 @@ class Bench:
             self._handle(record)
             self.plain_effects.append(record.offset)
 
-        return PlainWork(bind(handle), self._policy)
+        return plain_work(bind(handle), self._policy)
 
     def _handle(self, record: Record) -> None:
         self.called.append(record.offset)
@@ -206,9 +217,9 @@ class TestOneFails:
         def plain(value: str) -> None: ...
         def transactional(value: str, tx: Writes) -> None: ...
 
-        work: Work = PlainWork(bind(plain), Policy())
+        work = plain_work(bind(plain), Policy())
         if kind == "transactional":
-            work = TransactionalWork(bind(transactional, [Writes]), Policy(), bench.store, GROUP)
+            work = transactional_work(bind(transactional, [Writes]), Policy(), bench.store)
         messages = messages_at([1, 2])
         messages[1]._value = b"\xff"
         work(bench.lane, Chunk([*messages], 1, 2), bench.outcomes.append)
@@ -361,9 +372,9 @@ class TestOnSqlite:
 def on_sqlite(folder: Path, handle: Callable[..., None], offsets: Sequence[int]) -> list[Outcome]:
     store = SqliteStore(folder / "shop.db")
     position = store.claim(GROUP, [ORDERS], "me", lambda ps: dict.fromkeys(ps, Position(0)))[ORDERS]
-    work = TransactionalWork(bind(handle, store.connection_types), Policy(), store, GROUP)
+    work = transactional_work(bind(handle, store.connection_types), Policy(), store)
     lane = Lane(
-        ORDERS, InlineLanes(SimpleQueue()), work, epoch=position.epoch, start=0, scope="shop:A", chunk=1000
+        ORDERS, InlineLanes(SimpleQueue()), work, epoch=position.epoch, start=0, scope="shop:A", pace=Pace(1000)
     )  # fmt: skip
     outcomes: list[Outcome] = []
     work(lane, Chunk([*messages_at(offsets)], offsets[0], offsets[-1]), outcomes.append)
@@ -473,7 +484,7 @@ def test_control_a_store_that_does_not_undo_is_found_out() -> None:
         Leaky().append(record.offset)
         bench._handle(record)
 
-    work = TransactionalWork(bind(handle, [Writes]), Policy("skip"), bench.store, GROUP)
+    work = transactional_work(bind(handle, [Writes]), Policy("skip"), bench.store)
     work(bench.lane, Chunk([*messages_at(GAPPED)], 3, 30), bench.outcomes.append)
     assert bench.store.effects != [o for o in GAPPED if o != 8]
 

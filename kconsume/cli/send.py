@@ -1,0 +1,238 @@
+"""`kconsume send`: write records to a topic by hand, and say where they landed.
+
+Finds the cluster and asks it whether the topic is there, so that a misspelt name is an error and not a new topic;
+encoding and delivery are `output.py`'s and `outlet.py`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import click
+import msgspec
+
+from kconsume import environment
+from kconsume.cli.rehearse import Place
+from kconsume.cli.target import VARIABLE, load
+from kconsume.cluster import Cluster
+from kconsume.errors import ConfigurationError, SendFailed
+from kconsume.outlet import Outlet, producer_settings
+from kconsume.output import Outgoing, encoded
+from kconsume.records import Partition
+from kconsume.settings import ClientValue
+
+_PATIENCE = 10.0
+_AHEAD = 1000
+"""How many records may be under way before the first is waited for."""
+_EMBEDDED = "embedded://"
+
+
+class _Target(NamedTuple):
+    """The cluster to write to, and the app that was named for it."""
+
+    brokers: str
+    kafka: Mapping[str, ClientValue]
+    app: str | None = None
+    handled: frozenset[str] = frozenset()
+
+
+class _Written(msgspec.Struct):
+    partition: int
+    offset: int
+    place: str
+
+
+class _Sent(msgspec.Struct):
+    topic: str
+    records: list[_Written]
+
+
+def _parse_headers(_: click.Context, option: click.Parameter, values: tuple[str, ...]) -> list[tuple[str, str]]:
+    headers = []
+    for value in values:
+        name, equals, text = value.partition("=")
+        if not name or not equals:
+            raise click.BadParameter(f"{value!r} is not written like trace=42", param=option)
+        headers.append((name, text))
+    return headers
+
+
+@click.command(short_help="Write a record to a topic by hand.")
+@click.argument("topic")
+@click.argument("value", required=False)
+@click.option("--key", help="The record's key. Records with one key stay in one partition, in order.")
+@click.option(
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=_parse_headers,
+    help="A header. May be repeated.",
+)
+@click.option("--partition", type=click.IntRange(min=0), help="Which partition; by the key unless said otherwise.")
+@click.option("--lines", is_flag=True, help="A record for each line of standard input.")
+@click.option("--null", is_flag=True, help="A record without a value: a tombstone.")
+@click.option("--app", metavar="APP", help=f"Write to the cluster of this app; {VARIABLE} unless said otherwise.")
+@click.option("--brokers", metavar="ADDRESS", help="Write to this cluster: host:port,... or embedded://NAME.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def send(
+    topic: str,
+    value: str | None,
+    key: str | None,
+    headers: list[tuple[str, str]],
+    partition: int | None,
+    lines: bool,
+    null: bool,
+    app: str | None,
+    brokers: str | None,
+    as_json: bool,
+) -> None:
+    """Write a record with this VALUE to TOPIC, and say where it landed.
+
+    VALUE is the text itself, - for all of standard input, or @FILE for what a file holds.
+
+    \b
+      kconsume send orders '{"id": 1}' --app shop:app
+      kconsume send orders @order.json --key 1 --header trace=42
+      kconsume send orders --lines < orders.jsonl     a record a line
+      kconsume send orders --null --key 1             a tombstone
+      kconsume send orders hello --brokers embedded://shop
+
+    The cluster is that of the app, or --brokers; KCONSUME_APP and KCONSUME_BROKERS are their defaults, and
+    KCONSUME_KAFKA_… what --brokers needs besides, such as KCONSUME_KAFKA_SECURITY_PROTOCOL. With an embedded broker
+    the topic is made, if it is not there.
+
+    Exit code 0 if every record was confirmed, 1 if not, 2 if there is no such topic.
+    """
+    values = _values(value, lines, null)
+    target = _target(app, brokers)
+    bootstrap = _reach(target, topic, partition)
+    outlet = Outlet(producer_settings(bootstrap, {**target.kafka, "message.timeout.ms": _PATIENCE * 1000}), "send")
+    outgoing = (encoded(Outgoing(each, key, headers, topic), None, outlet.most) for each in values)
+    places = _written(outlet, outgoing, partition)
+    try:
+        if as_json:
+            _print_document(topic, places)
+        else:
+            _print_places(places, target)
+    finally:
+        outlet.close(_PATIENCE)
+
+
+# What to send
+
+
+def _values(value: str | None, lines: bool, null: bool) -> Iterable[bytes | None]:
+    if [value is not None, lines, null].count(True) != 1:
+        raise click.UsageError("give one of VALUE, --lines and --null, as in: kconsume send orders '{\"id\": 1}'")
+    if null:
+        return [None]
+    if lines:
+        return _lines(sys.stdin.buffer)
+    if value == "-":
+        return [sys.stdin.buffer.read()]
+    if value and value.startswith("@"):
+        return [_content(Path(value[1:]))]
+    return [os.fsencode(value or "")]  # also what is no UTF-8, as it was typed
+
+
+def _lines(stream: BinaryIO) -> Iterator[bytes]:
+    for line in stream:
+        yield line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(
+            f"{str(file)!r} cannot be read ({error.strerror}): name a file after the @; for a value that begins with "
+            f"an @, write - and give it on standard input"
+        ) from error
+
+
+# Where to
+
+
+def _target(app: str | None, brokers: str | None) -> _Target:
+    """What was said on the command line; else KCONSUME_APP, else KCONSUME_BROKERS."""
+    if app and brokers:
+        raise click.UsageError("--app and --brokers both name the cluster: give one of the two")
+    app = app or (None if brokers else os.environ.get(VARIABLE))
+    if app:
+        found = load(app)
+        handled = frozenset(topic for registration in found.registrations for topic in registration.topics)
+        return _Target(found.brokers, found.kafka, os.environ[VARIABLE], handled)
+    said = environment.read(os.environ)
+    address = brokers or said.brokers
+    if not address:
+        raise ConfigurationError(
+            f"to which cluster? Add --app shop:app or --brokers localhost:9092, or set {VARIABLE} or KCONSUME_BROKERS"
+        )
+    return _Target(address, said.kafka)
+
+
+def _reach(target: _Target, topic: str, partition: int | None) -> str:
+    """The address to write to, on which the topic is."""
+    bootstrap = _started(target.brokers, topic) if target.brokers.startswith(_EMBEDDED) else target.brokers
+    count = Cluster(bootstrap, target.kafka, patience=_PATIENCE).topics([topic])[topic]
+    if partition is not None and partition >= count:
+        raise ConfigurationError(
+            f"topic {topic!r} has {count} partitions, numbered from 0: no {Partition(topic, partition)}"
+        )
+    return bootstrap
+
+
+def _started(address: str, topic: str) -> str:
+    if address == _EMBEDDED:
+        raise ConfigurationError(
+            "embedded:// is a broker inside the process that uses it, and no other can write there: name it to share "
+            "it, as in embedded://shop"
+        )
+    from kconsume.testing.addresses import resolve
+
+    return resolve(address, [topic])
+
+
+# What came of it
+
+
+def _written(outlet: Outlet, outgoing: Iterable[Outgoing], partition: int | None) -> Iterator[Place]:
+    """Where each landed, in the order in which they were given."""
+    under_way: deque[Future[tuple[Partition, int]]] = deque()
+    count = 0
+    try:
+        for each in outgoing:
+            under_way.append(outlet.write(each, partition))
+            while under_way and (under_way[0].done() or len(under_way) > _AHEAD):
+                yield Place(*under_way.popleft().result())
+                count += 1
+        while under_way:
+            yield Place(*under_way.popleft().result())
+            count += 1
+    except SendFailed as error:
+        if count:
+            error.add_note(f"the {count:,} before it were written")
+        raise
+
+
+def _print_places(places: Iterable[Place], target: _Target) -> None:
+    last: Place | None = None
+    for last in places:
+        click.echo(str(last))
+    if last is not None and sys.stdout.isatty() and (target.app is None or last.partition.topic in target.handled):
+        click.echo(f"what does my handler do with it?  kconsume try {target.app or 'MODULE:APP'} {last}", err=True)
+
+
+def _print_document(topic: str, places: Iterable[Place]) -> None:
+    sent = _Sent(topic, [])
+    try:
+        sent.records.extend(_Written(place.partition.number, place.offset, str(place)) for place in places)
+    finally:
+        click.echo(msgspec.json.encode(sent))

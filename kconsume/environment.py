@@ -1,0 +1,284 @@
+"""Settings from `KCONSUME_*` variables, which win over what the code says.
+
+    KCONSUME_BROKERS, _GROUP, _OFFSETS, _SHUTDOWN, _MEMORY     as `App(...)` takes them
+    KCONSUME_KAFKA_SECURITY_PROTOCOL                           kafka={"security.protocol": ...}
+    KCONSUME_HANDLER_RESERVE_CONCURRENCY                       as `@app.consume(...)` takes it, for `def reserve`
+
+From text to values, and what is wrong with the text. Nothing here reads the environment by itself or knows an app.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypedDict, TypeVar, cast, get_args
+
+from kconsume.batches import Batching
+from kconsume.errors import ConfigurationError
+from kconsume.failures.policy import OnError
+from kconsume.rate import Rate
+from kconsume.registration import Executor
+from kconsume.runtime.claims import Begin
+from kconsume.settings import ClientValue, check_overrides, masked_address, scheme_in
+
+PREFIX = "KCONSUME_"
+_KAFKA = "KAFKA_"
+_HANDLER = "HANDLER_"
+
+# Read elsewhere: by the command line, the demo and the tests.
+_READ_ELSEWHERE = frozenset({"APP", "LOG_FORMAT", "LOG_LEVEL"})
+_FAMILIES_READ_ELSEWHERE = ("TEST_", "DEMO_")
+
+# Of librdkafka's properties with an underscore the only one that takes a text; the others are callbacks.
+_UNDERSCORED = {"log.level": "log_level"}
+
+_OURS_INSTEAD = {
+    "bootstrap.servers": "KCONSUME_BROKERS",
+    "metadata.broker.list": "KCONSUME_BROKERS",
+    "group.id": "KCONSUME_GROUP",
+    "auto.offset.reset": "KCONSUME_HANDLER_<NAME>_START",
+}
+
+_CLOSE = 0.75
+"""How like a known name an unknown one must be to be taken for a misspelling of it."""
+
+_UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
+
+Value = TypeVar("Value", covariant=True)
+
+
+class HandlerOptions(TypedDict, total=False):
+    """What variables say about one handler, under the names of `@app.consume`; the rest is as in the code."""
+
+    topics: tuple[str, ...]
+    group: str
+    offsets: str
+    concurrency: int
+    chunk: int
+    executor: Executor
+    start: Begin
+    on_error: OnError
+    order: str
+    to: str
+    rate: Rate
+    batch: Batching
+    partitions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What the variables say, checked; None where they say nothing. Its repr shows nothing that may be secret."""
+
+    brokers: str | None = None
+    group: str | None = None
+    offsets: str | None = field(default=None, repr=False)
+    shutdown: float | None = None
+    memory: int | None = None
+    kafka: Mapping[str, ClientValue] = field(default_factory=dict, repr=False)
+    handlers: Mapping[str, HandlerOptions] = field(default_factory=dict, repr=False)
+    """By the handler's name as it stands in the variables."""
+    strays: tuple[str, ...] = ()
+    """Names of variables that are none of ours, whatever handlers there are."""
+
+    def handler(self, name: str) -> HandlerOptions:
+        """What is said about the handlers of this name: of one, or of several in different modules."""
+        return self.handlers.get(name.upper(), {})
+
+    def unknown(self, handlers: Iterable[str]) -> list[str]:
+        """A sentence for each variable that nobody reads when these are the handlers, with the likely misspelling."""
+        names = {name.upper() for name in handlers}
+        idle = [
+            f"{PREFIX}{_HANDLER}{name}_{option.upper()}"
+            for name, options in self.handlers.items()
+            if name not in names
+            for option in options
+        ]
+        return [_unread(variable, names) for variable in sorted((*self.strays, *idle))]
+
+
+def read(environ: Mapping[str, str]) -> Environment:
+    """Parse and check every variable of ours. An empty one counts as not set."""
+    given = {name: text for name, text in environ.items() if name.startswith(PREFIX) and text.strip()}
+    kafka: dict[str, ClientValue] = {}
+    handlers: dict[str, HandlerOptions] = {}
+    strays: list[str] = []
+    for variable, text in given.items():
+        name = variable.removeprefix(PREFIX)
+        handler, option = _handler_option(name)
+        if name.startswith(_KAFKA) and name != _KAFKA:
+            kafka[_property(variable, text)] = text
+        elif handler:
+            options = cast(dict[str, object], handlers.setdefault(handler, {}))
+            options[option] = _OPTIONS[option].read(variable, text)
+        elif not _is_read(name):
+            strays.append(variable)
+    return Environment(
+        brokers=_setting(given, "BROKERS", _TEXT),
+        group=_setting(given, "GROUP", _TEXT),
+        offsets=_setting(given, "OFFSETS", _ADDRESS),
+        shutdown=_setting(given, "SHUTDOWN", _SECONDS),
+        memory=_setting(given, "MEMORY", _BYTES),
+        kafka=kafka,
+        handlers=handlers,
+        strays=tuple(strays),
+    )
+
+
+# Names
+
+
+def _handler_option(name: str) -> tuple[str, str]:
+    """Divide HANDLER_RESERVE_STOCK_GROUP. No option ends like another, so the longest name is the only one."""
+    rest = name.removeprefix(_HANDLER)
+    if rest != name:
+        for option in _OPTIONS:
+            handler = rest.removesuffix(f"_{option.upper()}")
+            if handler not in ("", rest):
+                return handler, option
+    return "", ""
+
+
+def _property(variable: str, text: str) -> str:
+    """KCONSUME_KAFKA_SECURITY_PROTOCOL is `security.protocol`. Its value stays text: the client parses it."""
+    dotted = variable.removeprefix(PREFIX + _KAFKA).lower().replace("_", ".")
+    name = _UNDERSCORED.get(dotted, dotted)
+    if name in _OURS_INSTEAD:
+        raise ConfigurationError(f"{variable} is refused: set {_OURS_INSTEAD[name]} instead")
+    try:
+        check_overrides({name: text})
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{variable} cannot be kept: {error}") from error
+    return name
+
+
+def _is_read(name: str) -> bool:
+    return name in _SETTINGS or name in _READ_ELSEWHERE or name.startswith(_FAMILIES_READ_ELSEWHERE)
+
+
+def _unread(variable: str, handlers: Iterable[str]) -> str:
+    meant = _meant(variable.removeprefix(PREFIX), handlers)
+    fix = f"did you mean {PREFIX}{meant}?" if meant else "remove it, or see docs/configuration.md for the names"
+    return f"{variable} is set, but nothing reads it: {fix}"
+
+
+def _meant(name: str, handlers: Iterable[str]) -> str | None:
+    """The name that was likely meant, without the prefix."""
+    first, _, rest = name.partition("_")
+    family = difflib.get_close_matches(first, ("KAFKA", "HANDLER"), 1)
+    if family == ["KAFKA"] and rest:
+        return f"{_KAFKA}{rest}"
+    if family == ["HANDLER"]:
+        options = [f"{handler}_{option.upper()}" for handler in sorted(handlers) for option in _OPTIONS]
+        close = difflib.get_close_matches(rest, options, 1, _CLOSE)
+        return f"{_HANDLER}{close[0]}" if close else None
+    return next(iter(difflib.get_close_matches(name, sorted(_SETTINGS | _READ_ELSEWHERE), 1, _CLOSE)), None)
+
+
+# Values
+
+
+class _Form(NamedTuple, Generic[Value]):
+    """How a value is written. `parse` raises ValueError or ConfigurationError for what is not one."""
+
+    parse: Callable[[str], Value]
+    written: str
+    secret: bool = False
+
+    def read(self, variable: str, text: str) -> Value:
+        try:
+            return self.parse(text.strip())
+        except (ValueError, ConfigurationError):
+            shown = masked_address(text) if self.secret or scheme_in(text) else text
+            # Without the cause, which may show a secret.
+            raise ConfigurationError(f"{variable}={shown!r} cannot be read: write {self.written}") from None
+
+
+def _setting(given: Mapping[str, str], name: str, form: _Form[Value]) -> Value | None:
+    variable = PREFIX + name
+    return form.read(variable, given[variable]) if variable in given else None
+
+
+def _whole(text: str) -> int:
+    if not re.fullmatch(r"[0-9]+", text):  # int() takes 1_000 and ٣ as well
+        raise ValueError
+    return int(text)
+
+
+def _above_zero(text: str) -> int:
+    if (number := _whole(text)) < 1:
+        raise ValueError
+    return number
+
+
+def _seconds(text: str) -> float:
+    if not 0 < (seconds := float(text)) < math.inf:
+        raise ValueError
+    return seconds
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"([0-9]+)\s*([kmg]?)i?b?", text, re.IGNORECASE)
+    if match is None or int(match[1]) < 1:
+        raise ValueError
+    return int(match[1]) * _UNITS[match[2].lower()]
+
+
+def _address(text: str) -> str:
+    if scheme_in(text) is None:
+        raise ValueError
+    return text
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise ValueError
+    return names
+
+
+def _rate(text: str) -> Rate:
+    records, slash, per = text.partition("/")
+    return Rate(_whole(records), float(per)) if slash else Rate(_whole(records))
+
+
+def _batch(text: str) -> Batching:
+    records, slash, wait = text.partition("/")
+    return Batching(_whole(records), float(wait)) if slash else Batching(_whole(records))
+
+
+def _choice(*choices: str) -> _Form[str]:
+    def parse(text: str) -> str:
+        return choices[choices.index(text)]
+
+    return _Form(parse, " or ".join(choices))
+
+
+_TEXT = _Form(str, "a name")
+_COUNT = _Form(_above_zero, "a whole number above zero, for example 8")
+_SECONDS = _Form(_seconds, "seconds above zero, for example 25.0")
+_BYTES = _Form(_bytes, "bytes above zero, for example 67108864, 512k, 64M or 1G")
+_ADDRESS = _Form(_address, "an address, for example kafka:// or sqlite:///shop.db", secret=True)
+
+_SETTINGS = frozenset({"BROKERS", "GROUP", "OFFSETS", "SHUTDOWN", "MEMORY"})
+
+# What a version does not offer of these, the app refuses as it does when the code says it.
+_OPTIONS: Mapping[str, _Form[object]] = {
+    "topics": _Form(_names, "names divided by commas, for example orders,payments"),
+    "group": _TEXT,
+    "offsets": _ADDRESS,
+    "concurrency": _COUNT,
+    "chunk": _COUNT,
+    "executor": _choice("thread", "inline"),
+    "start": _choice(*get_args(Begin)),
+    "on_error": _choice(*get_args(OnError)),
+    "order": _choice("partition", "key", "none"),
+    "to": _TEXT,
+    "rate": _Form(_rate, "records, or records/seconds, above zero, for example 50 or 50/1.0"),
+    "batch": _Form(_batch, "records, or records/seconds to wait, for example 500 or 500/0.2"),
+    "partitions": _Form(
+        lambda text: tuple(map(_whole, _names(text))), "partition numbers divided by commas, for example 0,1"
+    ),
+}

@@ -1,0 +1,439 @@
+"""The way out to Kafka: the only file that touches `confluent_kafka.Producer`.
+
+An `Outlet` takes records from any thread and answers with a future that ends when the broker has confirmed all of
+them. Behind it is a `_Line`: a producer, and one daemon thread that serves its delivery reports. The thread sleeps
+without a timer while nothing is under way. A line that breaks (the client says "fatal", which an idempotent producer
+does when it no longer knows what was written) fails everything that it carries, and the next delivery makes a new one.
+
+Delivery reports only count; futures are ended on the same thread, but outside the client's call, so that nothing that
+waits for one can raise into librdkafka. What a record is and how it is encoded is `output.py`'s.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import NamedTuple, cast
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from kconsume.errors import ConfigurationError, SendFailed
+from kconsume.output import Outgoing
+from kconsume.records import Partition
+from kconsume.runtime.budget import Deadline
+from kconsume.runtime.client_log import client_log
+from kconsume.settings import ClientValue, connection_settings
+
+Report = Callable[[KafkaError | None, Message], None]
+
+# Where they differ from the client's own, and why.
+DEFAULTS: Mapping[str, ClientValue] = {
+    # A whole slice is handed over and waited for, so nothing is gained by lingering: at 0, 1 and 5 ms one record
+    # took 0.4, 1.5 and 5.6 ms on a broker next door, and a thousand 3.6, 3.6 and 7.5 ms.
+    "linger.ms": 0,
+    "message.timeout.ms": 60_000,  # 300 s: a partition would stand still that long before it says why
+    "queue.buffering.max.kbytes": 65_536,  # 1 GB: memory is bounded whatever the broker does
+    "socket.keepalive.enable": True,  # a dead connection is noticed behind a firewall
+}
+# What a confirmed delivery stands on; the person's own settings do not reach them.
+_KEPT: Mapping[str, ClientValue] = {
+    "acks": "all",
+    "enable.idempotence": True,  # a retry neither doubles nor reorders
+    "delivery.report.only.error": False,
+}
+_DROPPED = {*_KEPT, "request.required.acks", "transactional.id", "transaction.timeout.ms", "log_level"}
+
+_ANY_PARTITION = -1
+_GLANCE = 1.0  # how long the serving thread waits at most before it looks whether it still should
+_MOMENT = 0.01
+_FRAMING = 64  # bytes of a record on the wire that are neither key, value nor header
+
+_NO_TOPIC = "topic {topic!r} does not exist on {brokers}: create it, or correct the name"
+_LATE = (
+    "a record to topic {topic!r} was not confirmed within {seconds}{reason}: check that the brokers at {brokers} are "
+    "well; it may have been written all the same"
+)
+_TOO_LARGE = (
+    "a record to topic {topic!r} is too large for it ({cause}): send a reference to the data, or raise "
+    "message.max.bytes in kafka={{...}} and max.message.bytes of the topic"
+)
+_FORBIDDEN = "a record to topic {topic!r} was refused ({cause}): give the principal Write on the topic"
+_NOT_IN_TIME = "was not confirmed before the app had to stop: it is sent again with its handler"
+_SENTENCES: Mapping[int, str] = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART: _NO_TOPIC,
+    KafkaError._UNKNOWN_TOPIC: _NO_TOPIC,
+    KafkaError._UNKNOWN_PARTITION: "topic {topic!r} on {brokers} has no partition {partition}: correct the number",
+    KafkaError._MSG_TIMED_OUT: _LATE,
+    KafkaError._TIMED_OUT: _LATE,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: _FORBIDDEN,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: _FORBIDDEN,
+    KafkaError.MSG_SIZE_TOO_LARGE: _TOO_LARGE,
+    KafkaError.RECORD_LIST_TOO_LARGE: _TOO_LARGE,
+    KafkaError.INVALID_RECORD: "a record to topic {topic!r} was refused ({cause}): a compacted topic wants a key",
+    KafkaError._PURGE_QUEUE: f"a record to topic {{topic!r}} {_NOT_IN_TIME}",
+    KafkaError._PURGE_INFLIGHT: f"a record to topic {{topic!r}} {_NOT_IN_TIME}",
+    KafkaError._QUEUE_FULL: (
+        "a record to topic {topic!r} was not sent, because the queue to {brokers} has been full for "
+        "{seconds}{reason}: check that the brokers are well"
+    ),
+}
+
+_log = logging.getLogger("kconsume.output")
+
+
+def producer_settings(brokers: str, overrides: Mapping[str, ClientValue]) -> dict[str, ClientValue]:
+    """All properties of the producer: ours, the person's over them, then what a confirmed delivery needs.
+
+    What only consumers know, the client passes over (`connection_settings`).
+    """
+    chosen = {name: value for name, value in overrides.items() if name not in _DROPPED}
+    client = {"client.id": f"kconsume-{socket.gethostname()}-{os.getpid()}"}
+    return {**DEFAULTS, **client, **connection_settings(brokers, chosen), **_KEPT}
+
+
+class Outlet:
+    """Delivers records to Kafka, from any thread. `name` is for its thread and its errors.
+
+    The producer is made by the first delivery (or by `open`), in the process that makes that delivery.
+    """
+
+    def __init__(self, settings: Mapping[str, ClientValue], name: str) -> None:
+        self.name = name
+        self._settings = dict(settings)
+        self._guard = threading.Lock()
+        self._line: _Line | None = None
+        self._home: int | None = None
+        self._closed = False
+
+    @property
+    def most(self) -> int:
+        """How many bytes the key, the value and the headers of a record may have together."""
+        return int(self._settings.get("message.max.bytes", 1_000_000)) - _FRAMING
+
+    def open(self) -> None:
+        """Connect now: settings that the client refuses are an error at the start, and the first record is not held
+        up by the half second in which an idempotent producer gets its id."""
+        self._current()
+
+    def deliver(self, outgoing: Sequence[Outgoing]) -> Future[None]:
+        """Send records that were `encoded`, in this order. The future ends when the broker has confirmed every one,
+        or with `SendFailed`; then some may have been written, and none is still under way.
+
+        Waits only while the client's queue is full. Raises `SendFailed` if the outlet is closed, or another
+        process's.
+        """
+        shipment = _Shipment(len(outgoing))
+        if outgoing:
+            self._carry(shipment, outgoing, _ANY_PARTITION)
+        else:
+            shipment.end()
+        return cast("Future[None]", shipment.future)
+
+    def write(self, outgoing: Outgoing, partition: int | None = None) -> Future[tuple[Partition, int]]:
+        """Send one `encoded` record, to this partition if one is given; the future says where it was written."""
+        shipment = _Shipment(1, wants_place=True)
+        self._carry(shipment, [outgoing], _ANY_PARTITION if partition is None else partition)
+        return cast("Future[tuple[Partition, int]]", shipment.future)
+
+    def close(self, seconds: float) -> int:
+        """Wait until everything is confirmed, at most so long; how many records were not. Their futures fail."""
+        if self._is_forked():
+            return 0  # the threads behind the producer are the parent's
+        with self._guard:
+            self._closed, line = True, self._line
+        return 0 if line is None else line.close(seconds)
+
+    def _carry(self, shipment: _Shipment, outgoing: Sequence[Outgoing], partition: int) -> None:
+        while not self._current().carry(shipment, outgoing, partition):
+            pass  # that line ended a moment ago, and a new one takes its place
+
+    def _current(self) -> _Line:
+        if self._is_forked():
+            raise SendFailed(
+                f"outlet {self.name!r} belongs to process {self._home}, of which this one is a fork, and cannot send "
+                f"from here: start the app in this process, or start processes by spawn"
+            )
+        with self._guard:
+            if self._closed:
+                raise SendFailed(f"outlet {self.name!r} is closed: nothing can be sent after the app has stopped")
+            if self._line is None or self._line.ended:
+                self._line = _Line(self._settings, self.name)
+                self._home = os.getpid()
+            return self._line
+
+    def _is_forked(self) -> bool:
+        return self._home is not None and self._home != os.getpid()
+
+
+class _Shipment:
+    """Records that leave together, and the future that waits for them.
+
+    Two threads count, and no lock is taken for a record: only the serving thread changes `_reported`, only the
+    delivering one changes `_expected`, and each compares after its change, so that one of them sees the end.
+    """
+
+    def __init__(self, records: int, *, wants_place: bool = False) -> None:
+        self.future: Future[object] = Future()
+        self.future.set_running_or_notify_cancel()  # what is on its way cannot be called back
+        self.refusal: _Refusal | None = None
+        """The first of its records that was not written."""
+        self._expected = records
+        self._reported = 0
+        self._last: Message | None = None
+        self._wants_place = wants_place
+
+    @property
+    def left(self) -> int:
+        return self._expected - self._reported
+
+    def report(self, error: KafkaError | None, message: Message) -> None:
+        """A record was confirmed, or not. Runs inside the client: must not raise."""
+        if error is not None and self.refusal is None:
+            self.refusal = _Refusal(error, *_partition_of(message))
+        self._last = message
+        self._reported += 1
+
+    def cut(self, records: int) -> None:
+        """Only so many were handed over."""
+        self._expected = records
+
+    def end(self, failure: SendFailed | None = None) -> None:
+        if failure is not None:
+            self.future.set_exception(failure)
+        elif self._wants_place and self._last is not None:
+            self.future.set_result((_partition_of(self._last), self._last.offset()))
+        else:
+            self.future.set_result(None)
+
+
+class _Refusal(NamedTuple):
+    """Why a record was not written, as the client said it."""
+
+    error: KafkaError
+    topic: str
+    partition: int
+
+
+class _Line:
+    """A producer, and the thread that serves its delivery reports."""
+
+    def __init__(self, settings: Mapping[str, ClientValue], name: str) -> None:
+        self._brokers = settings["bootstrap.servers"]
+        self._patience = _timeout(settings)
+        self._trouble: deque[KafkaError] = deque(maxlen=8)
+        self._finished: list[_Shipment] = []
+        self._pending: set[_Shipment] = set()
+        self._guard = threading.Lock()
+        self._work = threading.Condition(self._guard)
+        self._calm = threading.Condition(self._guard)
+        self._closing = False
+        self._over = threading.Event()
+        self._producer: Producer | None = _producer(settings, self._trouble.append)
+        self._thread = threading.Thread(target=self._serve, name=f"kconsume-outlet-{name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def ended(self) -> bool:
+        return self._over.is_set()
+
+    # Handing over, on any thread
+
+    def carry(self, shipment: _Shipment, outgoing: Sequence[Outgoing], partition: int) -> bool:
+        """Hand the records to the client; False, with nothing done, if this line has ended."""
+        with self._guard:
+            producer = self._producer
+            if producer is None or self._closing:
+                return False
+            self._pending.add(shipment)
+            self._work.notify()
+        report, handed = partial(self._report, shipment), 0
+        try:
+            for each in outgoing:
+                self._hand_over(producer, each, partition, report)
+                handed += 1
+        except KafkaException as error:
+            return self._refuse(shipment, handed, _Refusal(error.args[0], str(outgoing[handed].topic), partition))
+        except BaseException:
+            self._cut(shipment, handed)
+            raise
+        return True
+
+    def _refuse(self, shipment: _Shipment, handed: int, refusal: _Refusal) -> bool:
+        """The client did not take the next record; False if another line may take the shipment."""
+        if _is_fatal(refusal.error):
+            untouched = handed == 0 and self._forget(shipment)  # it broke while nobody used it
+            self._break(_broken(refusal.error))
+            return not untouched
+        shipment.refusal = shipment.refusal or refusal
+        self._cut(shipment, handed)
+        return True
+
+    def _cut(self, shipment: _Shipment, handed: int) -> None:
+        shipment.cut(handed)
+        if shipment.left <= 0:
+            self._end([shipment])
+
+    def _hand_over(self, producer: Producer, each: Outgoing, partition: int, report: Report) -> None:
+        deadline: Deadline | None = None
+        while not self._over.is_set():
+            try:
+                producer.produce(
+                    cast(str, each.topic),
+                    cast("bytes | None", each.value),
+                    each.key,
+                    partition,
+                    on_delivery=report,
+                    headers=cast("list[tuple[str, str | bytes | None]]", list(each.headers)) or None,
+                )
+                return
+            except BufferError:
+                # What is in the queue is confirmed, or its time is up: either way there will be room.
+                deadline = deadline or Deadline(self._patience)
+                if deadline.passed:
+                    raise KafkaException(KafkaError(KafkaError._QUEUE_FULL)) from None
+                self._over.wait(_MOMENT)
+        raise KafkaException(KafkaError(KafkaError._PURGE_QUEUE))
+
+    # Inside the client, on the serving thread: must not raise
+
+    def _report(self, shipment: _Shipment, error: KafkaError | None, message: Message) -> None:
+        shipment.report(error, message)
+        if shipment.left <= 0:
+            self._finished.append(shipment)
+
+    # The serving thread
+
+    def _serve(self) -> None:
+        try:
+            while (producer := self._awaited()) is not None:
+                self._poll(producer)
+        except KafkaException as error:
+            self._break(_broken(error.args[0]))
+        except BaseException as error:  # noqa: BLE001  (told to all who wait)
+            self._break(f"the thread that serves the producer failed ({error!r}): this is a fault of kconsume")
+        finally:
+            self._producer = None
+
+    def _poll(self, producer: Producer) -> None:
+        try:
+            producer.poll(_GLANCE)  # raises when the client has failed for good
+        finally:
+            finished, self._finished = self._finished, []
+            self._end(finished)
+
+    def _awaited(self) -> Producer | None:
+        """The producer, once there is something to wait for; None at the end."""
+        with self._guard:
+            while not self._pending and not self._closing:
+                self._work.wait()
+            return self._producer if self._pending else None
+
+    # Ending shipments: whoever takes one out of `_pending` ends it, and nobody else
+
+    def _end(self, shipments: Iterable[_Shipment]) -> None:
+        for shipment in shipments:
+            if self._forget(shipment):
+                refusal = shipment.refusal
+                if refusal is None:
+                    self._trouble.clear()
+                _settle(shipment, None if refusal is None else SendFailed(self._why(refusal)))
+
+    def _break(self, why: str) -> None:
+        """The end of this line: what it carries has failed."""
+        with self._guard:
+            self._closing = True
+            self._over.set()
+            self._work.notify()
+            pending = list(self._pending)
+        for shipment in pending:
+            if self._forget(shipment):
+                _settle(shipment, SendFailed(why))
+
+    def _forget(self, shipment: _Shipment) -> bool:
+        with self._guard:
+            if shipment not in self._pending:
+                return False
+            self._pending.remove(shipment)
+            if not self._pending:
+                self._calm.notify_all()
+            return True
+
+    def close(self, seconds: float) -> int:
+        with self._guard:
+            self._closing = True
+            self._work.notify()
+            self._calm.wait_for(self._is_calm, seconds)
+            left = sum(shipment.left for shipment in self._pending)
+            producer = self._producer
+        if left and producer is not None:
+            producer.purge(blocking=False)
+            with self._guard:  # the reports of what was purged come at once, and say for which topic
+                self._calm.wait_for(self._is_calm, _GLANCE)
+        self._break(f"a record {_NOT_IN_TIME}")
+        self._thread.join(_GLANCE)
+        return left
+
+    def _is_calm(self) -> bool:
+        return not self._pending
+
+    def _why(self, refusal: _Refusal) -> str:
+        error, topic, partition = refusal
+        said = _SENTENCES.get(error.code(), "a record to topic {topic!r} was refused ({cause}): correct the record")
+        return said.format(
+            topic=topic,
+            partition=partition,
+            brokers=self._brokers,
+            seconds=f"{self._patience:g} s",
+            cause=f"{error.str()}, {error.name()}",
+            reason=self._reason(),
+        )
+
+    def _reason(self) -> str:
+        """What the client said of its connections; that all are down comes last and tells nothing."""
+        reasons = [trouble.str() for trouble in self._trouble if trouble.code() != KafkaError._ALL_BROKERS_DOWN]
+        return f" ({reasons[-1]})" if reasons else ""
+
+
+def _settle(shipment: _Shipment, failure: SendFailed | None) -> None:
+    try:
+        shipment.end(failure)
+    except BaseException:  # noqa: BLE001  (raised by what others have added to the future)
+        _log.exception("a callback of a delivery raised")
+
+
+def _producer(settings: Mapping[str, ClientValue], on_error: Callable[[KafkaError], None]) -> Producer:
+    try:
+        return Producer({**settings, "error_cb": on_error}, logger=client_log())
+    except KafkaException as error:
+        raise ConfigurationError(
+            f"the Kafka client refused its configuration as a producer: {error.args[0].str()}; check the property's "
+            f"name and value in kafka={{...}}"
+        ) from None
+
+
+def _timeout(settings: Mapping[str, ClientValue]) -> float:
+    """Seconds after which the client gives a record up; it knows the property by two names, and takes 0 as never."""
+    given = [float(settings[name]) for name in ("message.timeout.ms", "delivery.timeout.ms") if name in settings]
+    return given[-1] / 1000 if given and given[-1] else math.inf
+
+
+def _broken(error: KafkaError) -> str:
+    return (
+        f"the producer failed for good ({error.str()}), and nobody knows which records were written: they are "
+        f"sent again with their handler; if it comes back, check that the principal may write"
+    )
+
+
+def _is_fatal(error: KafkaError) -> bool:
+    return error.fatal() or error.code() == KafkaError._FATAL
+
+
+def _partition_of(message: Message) -> Partition:
+    return Partition(cast(str, message.topic()), cast(int, message.partition()))

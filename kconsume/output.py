@@ -1,0 +1,187 @@
+"""What a handler sends, as the bytes that leave: `Outgoing` values, the `Sender`, and their encoding.
+
+Pure: no clock, no I/O, no client. Everything that Kafka would refuse for what it is (no topic, a name that is none, a
+value that nobody can encode, too many bytes) is refused here, while the handler runs, so that the error is the
+handler's and nothing of it has left. Delivery is `outlet.py`'s.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import msgspec
+
+from kconsume.errors import SendFailed
+from kconsume.records import Headers
+
+OutgoingHeaders = Mapping[str, bytes | str] | Sequence[tuple[str, bytes | str]]
+
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A record to send. `topic=None` means the handler's `to=`.
+
+    `value` is bytes, str, None (a tombstone), or anything that msgspec or pydantic encodes as JSON.
+    """
+
+    value: object
+    key: bytes | str | None = None
+    headers: OutgoingHeaders = ()
+    topic: str | None = None
+
+
+class Sender:
+    """Sends records from inside a handler that asks for it: `def reserve(order: Order, sender: Sender)`.
+
+    Nothing leaves before the handler has returned, and nothing at all if it raises.
+    """
+
+    __slots__ = ("_buffer", "_closed", "_most")
+
+    def __init__(self, buffer: list[Outgoing], most: int) -> None:
+        self._buffer = buffer
+        self._most = most
+        self._closed = False
+
+    def send(self, topic: str, value: object, key: bytes | str | None = None, headers: OutgoingHeaders = ()) -> None:
+        """Send a record when the handler has returned; raises `SendFailed` now if it can never be sent."""
+        if self._closed:
+            raise SendFailed(
+                f"a record to topic {topic!r} was sent after the handler had returned, and would be lost: send it "
+                f"inside the handler, and wait there for the threads that it starts"
+            )
+        self._buffer.append(encoded(Outgoing(value, key, headers, topic), None, self._most))
+
+    def close(self) -> None:
+        """The handler has returned and its buffer was taken: what is sent from now on is refused."""
+        self._closed = True
+
+
+def returned(result: object, to: str, most: int) -> list[Outgoing]:
+    """What a handler with `to=` returned, encoded: nothing for None, one record each for a list, else one.
+
+    A None in a list is nothing as well; a tombstone is `Outgoing(None, key=...)`, and one record that holds a JSON
+    array is `Outgoing([...])`.
+    """
+    results = result if isinstance(result, list) else [result]
+    return [encoded(_outgoing(each), to, most) for each in results if each is not None]
+
+
+def encoded(outgoing: Outgoing, to: str | None, most: int) -> Outgoing:
+    """The same record, ready to leave: its topic set, key and value as bytes or None, headers as pairs with bytes.
+
+    `to` is the topic of a record that names none; `most` bounds the bytes of key, value and headers together.
+    """
+    topic = outgoing.topic if outgoing.topic is not None else to
+    if topic is None:
+        raise SendFailed("a record has no topic: give it one, as in Outgoing(value, topic='orders')")
+    _check_topic(topic)
+    try:
+        value, key = encode(outgoing.value), _key(outgoing.key)
+        headers = _headers(outgoing.headers) if outgoing.headers else ()
+    except SendFailed as error:
+        raise SendFailed(f"a record to topic {topic!r} cannot be sent: {error}") from error.__cause__
+    size = len(value or b"") + len(key or b"") + sum(len(name.encode()) + len(each) for name, each in headers)
+    if size > most:
+        raise SendFailed(
+            f"a record to topic {topic!r} has {size:,} bytes, and {most:,} are allowed: send a reference to the data, "
+            f"or raise message.max.bytes in kafka={{...}} and max.message.bytes of the topic"
+        )
+    return Outgoing(value, key, headers, topic)
+
+
+def encode(value: object) -> bytes | None:
+    """The bytes of a value: its own, the text in UTF-8, or JSON; None stays None."""
+    if value is None or isinstance(value, bytes):
+        return value
+    try:
+        if isinstance(value, str):
+            return value.encode()
+        if isinstance(value, bytearray | memoryview):
+            return bytes(value)
+        return _json(value)
+    except SendFailed:
+        raise
+    except Exception as error:  # a field's own serializer may raise anything
+        raise SendFailed(
+            f"a value of type {type(value).__name__} cannot be encoded ({error}): send bytes, str, or what "
+            f"msgspec encodes as JSON (dict, list, Struct, dataclass), or a pydantic model"
+        ) from error
+
+
+def _json(value: object) -> bytes:
+    if isinstance(value, Outgoing):
+        raise SendFailed("its value is an Outgoing: give what that holds, or return the Outgoing itself")
+    dump = getattr(type(value), "model_dump_json", None)
+    if dump is not None:  # a pydantic model; by alias, as it is read
+        text: str = dump(value, by_alias=True)
+        return text.encode()
+    return msgspec.json.encode(value, enc_hook=_plain)
+
+
+def _plain(value: object) -> object:
+    """A pydantic model inside something else, as plain values."""
+    dump = getattr(type(value), "model_dump", None)
+    if dump is None:
+        raise NotImplementedError  # msgspec then names the type
+    return dump(value, mode="json", by_alias=True)
+
+
+def _outgoing(value: object) -> Outgoing:
+    return value if isinstance(value, Outgoing) else Outgoing(value)
+
+
+def _key(key: object) -> bytes | None:
+    if key is None or isinstance(key, bytes):
+        return key
+    if isinstance(key, str):
+        return _utf8(key, "its key")
+    raise SendFailed(f"its key is a {type(key).__name__}: give bytes or str, as in key=str(order.id)")
+
+
+def _headers(headers: object) -> Headers:
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    if not isinstance(pairs, Iterable) or isinstance(pairs, bytes | str):
+        raise _no_headers(pairs)
+    return tuple(map(_header, pairs))
+
+
+def _header(pair: object) -> tuple[str, bytes]:
+    if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[0], str):
+        raise _no_headers(pair)
+    name, value = pair
+    _utf8(name, "a header's name")
+    if isinstance(value, bytes):
+        return name, value
+    if isinstance(value, str):
+        return name, _utf8(value, f"header {name!r}")
+    raise SendFailed(f"header {name!r} is a {type(value).__name__}: give bytes or str")
+
+
+def _no_headers(found: object) -> SendFailed:
+    return SendFailed(
+        f"its headers hold a {type(found).__name__}, where pairs of a name and a value belong: give a dict or a list "
+        f"of pairs, as in headers={{'trace': b'1'}}"
+    )
+
+
+def _utf8(text: str, what: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise SendFailed(f"{what} is no text that UTF-8 can hold ({error}): give the bytes") from error
+
+
+def _check_topic(topic: object) -> None:
+    if not isinstance(topic, str) or not _is_a_name(topic):
+        raise SendFailed(f"{topic!r} is no topic name: use 1 to 249 of a-z A-Z 0-9 . _ -")
+
+
+@lru_cache(maxsize=1024)  # asked for every record, and nearly always of the same few
+def _is_a_name(topic: str) -> bool:
+    return _TOPIC.fullmatch(topic) is not None and topic not in {".", ".."}

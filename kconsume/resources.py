@@ -1,0 +1,180 @@
+"""What handlers get beside their record, by its type: `@app.resource`.
+
+A resource is declared by a function that makes it, mostly a generator, as for a pytest fixture: what it yields is the
+resource, what follows the yield closes it. Each is built once a process, before the first record, and closed after the
+drain, in the opposite order. Nothing here knows handlers or Kafka.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import inspect
+import logging
+import typing
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+)
+from typing import Any
+
+from kconsume.decoding import text_of
+from kconsume.errors import InvalidHandler, ResourceFailed
+
+_log = logging.getLogger("kconsume.resources")
+
+_ITERATED = (Iterator, Generator, Iterable, AsyncIterator, AsyncGenerator, AsyncIterable)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Resource:
+    """How something is made."""
+
+    name: str
+    provides: object
+    """The type by which it is asked for."""
+    make: Callable[..., object]
+    needs: Mapping[str, object]
+    """The types of other resources that it is made from, by parameter."""
+
+
+def read_resource(function: Callable[..., object], names: Mapping[str, object] | None = None) -> Resource:
+    """`names` are the local names of the place where the function is decorated."""
+    name = getattr(function, "__name__", repr(function))
+    if inspect.isclass(function) or not hasattr(function, "__name__"):
+        raise InvalidHandler(f"@app.resource needs a function that makes the resource: write def ...() above {name}")
+    try:
+        hints = typing.get_type_hints(function, localns=dict(names or {}))
+    except NameError as error:
+        raise InvalidHandler(
+            f"the resource {name} has an annotation that does not exist at run time ({error}): import it outside "
+            f"`if TYPE_CHECKING:`, because handlers ask for it by that type"
+        ) from error
+    provides = _provided(function, name, hints.get("return"))
+    needs: dict[str, object] = {}
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name in hints and parameter.default is parameter.empty:
+            needs[parameter.name] = hints[parameter.name]
+        elif parameter.default is parameter.empty:
+            raise InvalidHandler(
+                f"the resource {name} does not say what {parameter.name!r} is: annotate it with the type of another "
+                f"resource, or give it a default"
+            )
+    return Resource(name, provides, function, needs)
+
+
+def _provided(function: Callable[..., object], name: str, said: object) -> object:
+    generates = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+    example = "AsyncIterator" if inspect.isasyncgenfunction(function) else "Iterator"
+    if generates:
+        if typing.get_origin(said) not in _ITERATED or not typing.get_args(said):
+            raise InvalidHandler(
+                f"the resource {name} does not say what it yields: annotate it, for example "
+                f"def {name}() -> {example}[Client], because handlers ask for it by that type"
+            )
+        provided: object = typing.get_args(said)[0]
+    else:
+        provided = said
+    if provided in (None, type(None), object, Any):
+        raise InvalidHandler(
+            f"the resource {name} must say the type that it provides: annotate it, for example "
+            f"def {name}() -> {example}[Client] with a yield"
+        )
+    return provided
+
+
+class Shelf:
+    """Resources that are there: built when asked for, each once, and closed together."""
+
+    def __init__(self, declared: Mapping[object, Resource], given: Mapping[object, object] | None = None) -> None:
+        """`given` are ready: they replace what is declared, and are not closed here."""
+        self._declared = declared
+        self._built: dict[object, object] = dict(given or {})
+        self._closers: list[tuple[str, Callable[[], object]]] = []
+
+    async def build(self, wanted: typing.Iterable[object]) -> dict[object, object]:
+        """Sync ones are made where this runs."""
+        return {hint: await self._get(hint, ()) for hint in wanted}
+
+    @property
+    def empty(self) -> bool:
+        return not self._closers
+
+    async def close(self) -> BaseException | None:
+        """Close all, in the opposite order, whatever some of them raise; the first error, if there was one."""
+        first: ResourceFailed | None = None
+        while self._closers:
+            name, close = self._closers.pop()
+            try:
+                ended = close()
+                if inspect.isawaitable(ended):
+                    await ended
+            except BaseException as error:  # noqa: BLE001  (the others are closed all the same)
+                failed = ResourceFailed(f"the resource {name} could not be closed: {type(error).__name__}: {error}")
+                failed.__cause__ = error
+                _log.error("%s", failed)
+                first = first or failed
+        return first
+
+    async def _get(self, hint: object, above: tuple[str, ...]) -> object:
+        if hint in self._built:
+            return self._built[hint]
+        resource = self._declared.get(hint)
+        if resource is None:
+            asking = f"the resource {above[-1]} asks for" if above else "a handler asks for"
+            raise InvalidHandler(f"{asking} {text_of(hint)}, which no @app.resource provides: declare one that does")
+        if resource.name in above:
+            circle = " → ".join((*above, resource.name))
+            raise InvalidHandler(f"resources need one another in a circle ({circle}): let one of them make the other")
+        arguments = {
+            parameter: await self._get(needed, (*above, resource.name)) for parameter, needed in resource.needs.items()
+        }
+        try:
+            self._built[hint] = await self._make(resource, arguments)
+        except Exception as error:
+            raise ResourceFailed(
+                f"the resource {resource.name} could not be built: {type(error).__name__}: {error}"
+            ) from error
+        return self._built[hint]
+
+    async def _make(self, resource: Resource, arguments: Mapping[str, object]) -> object:
+        made = resource.make(**arguments)
+        if isinstance(made, AsyncGenerator):
+            value = await _first_async(made)
+            self._closers.append((resource.name, lambda: _end_async(made)))
+            return value
+        if isinstance(made, Generator):
+            value = _first(made)
+            self._closers.append((resource.name, lambda: _end(made)))
+            return value
+        return await made if asyncio.iscoroutine(made) else made
+
+
+def _first(made: Generator[object, Any, Any]) -> object:
+    try:
+        return next(made)
+    except StopIteration:
+        raise ResourceFailed("it yields nothing: let it yield the resource once") from None
+
+
+async def _first_async(made: AsyncGenerator[object, Any]) -> object:
+    try:
+        return await anext(made)
+    except StopAsyncIteration:
+        raise ResourceFailed("it yields nothing: let it yield the resource once") from None
+
+
+def _end(made: Generator[object, Any, Any]) -> None:
+    for _ in made:
+        raise ResourceFailed("it yields more than once: let it yield the resource once")
+
+
+async def _end_async(made: AsyncGenerator[object, Any]) -> None:
+    async for _ in made:
+        raise ResourceFailed("it yields more than once: let it yield the resource once")

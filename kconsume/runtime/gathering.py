@@ -1,0 +1,49 @@
+"""Batches by size or by time, across fetches: a lane's records wait here until their batch is full or due.
+
+Values only; the owner thread asks. What waits is not started and not delivered: it is dropped with its lane, and
+fetched again by whoever owns the partition then.
+"""
+
+from __future__ import annotations
+
+from kconsume.batches import Batching
+from kconsume.records import Message
+from kconsume.runtime.lanes import Chunk
+
+
+class Gathering:
+    """The records of one lane on their way into batches. `most_bytes` bounds what waits; a batch that would need more
+    is cut short."""
+
+    __slots__ = ("_batching", "_bytes", "_due", "_messages", "_most_bytes")
+
+    def __init__(self, batching: Batching, most_bytes: int) -> None:
+        self._batching = batching
+        self._most_bytes = most_bytes
+        self._messages: list[Message] = []
+        self._bytes = 0
+        self._due = 0.0
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @property
+    def due(self) -> float:
+        """When what waits is handed over though it is not full."""
+        return self._due
+
+    def add(self, messages: list[Message], now: float) -> None:
+        if not self._messages:
+            self._due = now + self._batching.wait
+        self._messages = self._messages + messages if self._messages else messages
+        self._bytes += sum(map(len, messages))
+
+    def ready(self, now: float) -> Chunk | None:
+        """The next batch, if it is full or due. What is left waits anew."""
+        messages, most = self._messages, self._batching.records
+        if not messages or (len(messages) < most and now < self._due and self._bytes < self._most_bytes):
+            return None
+        batch, rest = (messages, []) if len(messages) <= most else (messages[:most], messages[most:])
+        self._messages, self._due = rest, now + self._batching.wait
+        self._bytes = sum(map(len, rest))
+        return Chunk(batch, batch[0].offset(), batch[-1].offset())

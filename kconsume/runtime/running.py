@@ -1,0 +1,115 @@
+"""The block in which an app runs, `with` or `async with`, and how a failure ends it.
+
+What runs is not its business: it is given what enters and leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from types import TracebackType
+from typing import Generic, Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Interruptible(Protocol):
+    """A block that another thread can end."""
+
+    def interrupt(self) -> None: ...
+
+
+class Running(Generic[T]):
+    """`with app.running():` on this thread, or `async with app.running():` on this event loop."""
+
+    def __init__(
+        self, plain: Callable[[], AbstractContextManager[T]], on_loop: Callable[[], AbstractAsyncContextManager[T]]
+    ) -> None:
+        self._make_plain = plain
+        self._make_on_loop = on_loop
+
+    def __enter__(self) -> T:
+        self._plain = self._make_plain()
+        return self._plain.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._plain.__exit__(kind, error, trace)
+
+    async def __aenter__(self) -> T:
+        self._on_loop = self._make_on_loop()
+        return await self._on_loop.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._on_loop.__aexit__(kind, error, trace)
+
+
+class AsyncBody:
+    """A block of a task. It is ended by cancelling the task; the cancellation does not leave the block."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[object] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wanted = False
+        self._cancelled = False
+        self._lock = threading.Lock()
+
+    def interrupt(self) -> None:
+        """End the block, if it runs or is still to begin. From any thread."""
+        with self._lock:
+            self._wanted = True
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._cancel)
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._task = asyncio.current_task()
+            self._loop = asyncio.get_running_loop()
+            if self._wanted:
+                self._loop.call_soon(self._cancel)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        with self._lock:
+            task, self._task = self._task, None
+        if not self._cancelled or task is None:
+            return False
+        # Ours is taken back; if somebody else has cancelled the task too, that goes on.
+        return task.uncancel() == 0 and isinstance(error, asyncio.CancelledError)
+
+    def _cancel(self) -> None:
+        if self._task is not None and not self._cancelled:
+            self._cancelled = True
+            self._task.cancel()
+
+
+async def in_thread(work: Callable[[], T]) -> tuple[T, asyncio.CancelledError | None]:
+    """Off the loop, to its end: what came of it, and the cancellation that came meanwhile, if one did.
+
+    In a thread of its own, because it may take long, and the loop's own threads are the person's.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001  (raised where it is awaited)
+            loop.call_soon_threadsafe(done.set_exception, error)
+        else:
+            loop.call_soon_threadsafe(done.set_result, result)
+
+    threading.Thread(target=run, name="kconsume-running", daemon=True).start()
+    cancelled: asyncio.CancelledError | None = None
+    while not done.done():
+        try:
+            await asyncio.wait([done])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    return done.result(), cancelled

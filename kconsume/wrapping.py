@@ -1,0 +1,137 @@
+"""What goes around each call of a handler: `@app.wrap`.
+
+A wrap sees the record and how its handler ended; it decides nothing. An error that it swallows is raised all the
+same, because an offset passes only after a handler that returned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
+
+from kconsume.batches import Batch
+from kconsume.errors import InvalidHandler
+from kconsume.records import Record
+from kconsume.signature import Signature
+
+Around = AbstractContextManager[object] | AbstractAsyncContextManager[object]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wrap:
+    """A context manager around calls, made anew for each."""
+
+    name: str
+    enter: Callable[..., Around]
+    is_async: bool
+    takes_subject: bool
+    """Whether it asks for the record or batch in hand."""
+    one: bool
+    """Whether it goes around handlers of one record."""
+    many: bool
+    """Whether it goes around handlers of batches."""
+
+    def around(self, subject: Record | Batch) -> Around:
+        return self.enter(subject) if self.takes_subject else self.enter()
+
+    def applies(self, signature: Signature) -> bool:
+        """Whether it goes around this handler; refused if it cannot."""
+        if not (self.many if signature.form.batched else self.one):
+            return False
+        if self.is_async and not signature.is_async:
+            raise InvalidHandler(
+                f"the wrap {self.name} is async and cannot go around {signature.name}, which is not: write the wrap as "
+                f"a plain def with a yield, which goes around both"
+            )
+        return True
+
+
+def read_wrap(function: Callable[..., object]) -> Wrap:
+    name = getattr(function, "__name__", repr(function))
+    is_async = inspect.isasyncgenfunction(function)
+    if not (is_async or inspect.isgeneratorfunction(function)):
+        raise InvalidHandler(
+            f"@app.wrap needs a generator function, as for contextlib.contextmanager: let {name} do what comes before "
+            f"the handler, then yield once, then do what comes after"
+        )
+    parameters = list(inspect.signature(function).parameters.values())
+    if len(parameters) > 1:
+        raise InvalidHandler(
+            f"the wrap {name} takes {len(parameters)} parameters: it can get the record, as in {name}(record: Record)"
+        )
+    kinds: set[object] = {Record, Batch}
+    if parameters:
+        kinds = _kinds(function, name, parameters[0].name)
+    manager: object = asynccontextmanager(function) if is_async else contextmanager(function)  # type: ignore[arg-type]
+    return Wrap(
+        name, typing.cast(Callable[..., Around], manager), is_async, bool(parameters), Record in kinds, Batch in kinds
+    )
+
+
+def _kinds(function: Callable[..., object], name: str, parameter: str) -> set[object]:
+    try:
+        hint = typing.get_type_hints(function).get(parameter)
+    except NameError as error:
+        raise InvalidHandler(f"the wrap {name} has an annotation that does not exist at run time ({error})") from error
+    members = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    if not set(members) <= {Record, Batch}:
+        raise InvalidHandler(
+            f"the wrap {name} must say what {parameter!r} is: annotate it as Record (it goes around handlers of one "
+            f"record), Batch (of batches), or Record | Batch (of both)"
+        )
+    return set(members)
+
+
+def wrapped(signature: Signature, wraps: typing.Sequence[Wrap]) -> Callable[..., object]:
+    """The handler's function with the wraps around it, outermost first. It takes the record or batch first."""
+    function = signature.function
+
+    @functools.wraps(function)
+    def call(subject: Record | Batch, /, *args: object, **named: object) -> object:
+        failed: BaseException | None = None
+        with ExitStack() as stack:
+            try:
+                for wrap in wraps:
+                    stack.enter_context(typing.cast(AbstractContextManager[object], wrap.around(subject)))
+                return function(*args, **named)
+            except BaseException as error:
+                failed = error
+                raise
+        raise _not_swallowed(failed)
+
+    @functools.wraps(function)
+    async def call_async(subject: Record | Batch, /, *args: object, **named: object) -> object:
+        failed: BaseException | None = None
+        async with AsyncExitStack() as stack:
+            try:
+                for wrap in wraps:
+                    around = wrap.around(subject)
+                    if isinstance(around, AbstractAsyncContextManager):
+                        await stack.enter_async_context(around)
+                    else:
+                        stack.enter_context(around)
+                return await typing.cast(typing.Awaitable[object], function(*args, **named))
+            except BaseException as error:
+                failed = error
+                raise
+        raise _not_swallowed(failed)
+
+    return call_async if signature.is_async else call
+
+
+def _not_swallowed(error: BaseException | None) -> BaseException:
+    """A wrap has swallowed it: the record has failed all the same."""
+    assert error is not None
+    return error
