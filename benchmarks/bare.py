@@ -6,14 +6,16 @@ is time it does not spend. It must not be made slower than a careful person woul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 
 from kconsume.settings import ClientValue, client_settings
 
 # Not typed further: narrowing `value()` would cost the loop a call, or a check, a record.
 Handler = Callable[..., None]
+AsyncHandler = Callable[..., Awaitable[None]]
 Decode = Callable[..., object]
 
 
@@ -65,10 +67,68 @@ def consume_decoded(
     return seen
 
 
+def consume_async(settings: Mapping[str, ClientValue], topic: str, handler: AsyncHandler, total: int) -> int:
+    """The same in an event loop. It waits for the client on the loop's thread: nothing else is on this loop."""
+
+    async def main() -> int:
+        consumer = _subscribed(settings, topic)
+        seen = 0
+        while seen < total:
+            messages = consumer.consume(1000, 0.1)
+            seen += len(messages)
+            for message in messages:
+                if error := message.error():
+                    seen -= _not_a_record(error)
+                    continue
+                await handler(message.value())
+        consumer.close()
+        return seen
+
+    return asyncio.run(main())
+
+
+def consume_values(settings: Mapping[str, ClientValue], topic: str, handler: Handler, total: int) -> int:
+    """Call the handler with the list of values that each `consume(1000, 0.1)` brought."""
+    consumer = _subscribed(settings, topic)
+    seen = 0
+    while seen < total:
+        messages = consumer.consume(1000, 0.1)
+        values = [message.value() for message in messages if not message.error()]
+        if len(values) < len(messages):
+            _must_be_ends(messages)
+        seen += len(values)
+        if values:
+            handler(values)
+    consumer.close()
+    return seen
+
+
+def consume_messages(settings: Mapping[str, ClientValue], topic: str, handler: Handler, total: int) -> int:
+    """Call the handler with the list of messages that each `consume(1000, 0.1)` brought, and read nothing of them."""
+    consumer = _subscribed(settings, topic)
+    seen = 0
+    while seen < total:
+        messages = consumer.consume(1000, 0.1)
+        records = [message for message in messages if not message.error()]
+        if len(records) < len(messages):
+            _must_be_ends(messages)
+        seen += len(records)
+        if records:
+            handler(records)
+    consumer.close()
+    return seen
+
+
 def _subscribed(settings: Mapping[str, ClientValue], topic: str) -> Consumer:
     consumer = Consumer(dict(settings))
     consumer.subscribe([topic])
     return consumer
+
+
+def _must_be_ends(messages: Sequence[Message]) -> None:
+    for message in messages:
+        if error := message.error():
+            _not_a_record(error)
 
 
 def _not_a_record(error: KafkaError) -> int:

@@ -1,4 +1,4 @@
-"""What a case is: two sides that do the same work, and the bar that their ratio must meet.
+"""What a case is: two sides that do the same work, and the bar that they must meet when they are compared.
 
 A side runs in a fresh process (`side.py`), gets a `Task` and answers with a `Measured`; it must check its own
 counts and raise when a record is missing or came twice. The two sides of a case must be measured alike.
@@ -34,7 +34,7 @@ class Measured(msgspec.Struct, frozen=True):
     """What one run came to."""
 
     figure: float
-    """In the case's unit; the ratio is ours over theirs."""
+    """In the case's unit; compared is ours with theirs."""
     cpu: float
     """Seconds of CPU, all threads of the process."""
     records: int

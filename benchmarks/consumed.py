@@ -5,6 +5,8 @@ Uses what every user has: `App`, the decorator, `catch_up`, its report.
 
 from __future__ import annotations
 
+import msgspec
+
 from benchmarks import marks, orders
 from benchmarks.case import Measured, Task
 from kconsume import App
@@ -26,9 +28,27 @@ def rate(task: Task, seen: int, between: int | None = None) -> Measured:
     `between`: how many were handled from the first mark to the last, where that is known. Elsewhere it is taken
     as the orders alone: what partitions that end early add of their lead-out counts for neither side.
     """
-    wanted = orders.total(task.records)
-    if seen != wanted:
-        raise AssertionError(f"{seen} records were handled, and the topic has {wanted}")
+    _check(task, seen)
     seconds, cpu = marks.span()
     count = between or task.records
     return Measured(count / seconds, cpu, count)
+
+
+def cost(task: Task, seen: int) -> Measured:
+    """Nanoseconds of CPU a record, for cases whose bar is finer than what the time on the wall can show."""
+    measured = rate(task, seen)
+    return msgspec.structs.replace(measured, figure=measured.cpu / measured.records * 1e9)
+
+
+def tallied_cost(task: Task, seen: int) -> Measured:
+    """The same for handlers that count whole batches."""
+    _check(task, seen)
+    _check(task, marks.tallied())
+    span, count = marks.stretch(task.records)
+    return Measured(span.cpu / count * 1e9, span.cpu, count)
+
+
+def _check(task: Task, seen: int) -> None:
+    wanted = orders.total(task.records)
+    if seen != wanted:
+        raise AssertionError(f"{seen} records were handled, and the topic has {wanted}")

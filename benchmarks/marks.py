@@ -5,6 +5,9 @@ nanoseconds a record. Nothing of kconsume is patched, watched or asked for a tim
 idle wait at the end and closing all lie outside the first and the last mark.
 
 CPU time is the whole process's, the client's own threads included, between the same two moments.
+
+Handlers that get a table, or a list of messages, look at no value at all. Their clock is stopped by how many
+records they have got: `tally` costs a microsecond a batch.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import sqlite3
 import time
 from typing import NamedTuple
 
-from benchmarks.orders import MARKS, Order
+from benchmarks.orders import MARKS, Order, counted
 
 
 class Moment(NamedTuple):
@@ -26,6 +29,13 @@ class Span(NamedTuple):
 
     seconds: float
     cpu: float
+
+
+class Tally(NamedTuple):
+    """A batch that was handed over."""
+
+    records: int
+    moment: Moment
 
 
 _marks: list[Moment] = []
@@ -48,6 +58,36 @@ def between(marks: list[Moment]) -> Span:
     return Span(max(walls) - min(walls), max(cpus) - min(cpus))
 
 
+_tallies: list[Tally] = []
+
+
+def tally(records: int) -> None:
+    """So many records were handed over. From any thread."""
+    _tallies.append(Tally(records, Moment(time.perf_counter(), time.process_time())))
+
+
+def tallied() -> int:
+    """How many records were handed over in this process."""
+    return sum(batch.records for batch in _tallies)
+
+
+def stretch(records: int) -> tuple[Span, int]:
+    """What was measured in this process by tallies, and for how many records."""
+    return between_tallies(_tallies, records)
+
+
+def between_tallies(tallies: list[Tally], records: int) -> tuple[Span, int]:
+    """From the first batch to the one with which as many records were there as lie between the marks: what comes
+    behind is the end of the topic. The first batch itself was made before the clock ran, and does not count."""
+    first, *rest = sorted(tallies, key=lambda tally: tally.moment)
+    count = 0
+    for batch in rest:
+        count += batch.records
+        if first.records + count >= counted(records):
+            return Span(batch.moment.wall - first.moment.wall, batch.moment.cpu - first.moment.cpu), count
+    raise AssertionError(f"{first.records + count} records in {len(tallies)} batches: too few to measure {records}")
+
+
 # The handlers. They must do no more than they say: what they cost dilutes every ratio.
 
 
@@ -58,6 +98,26 @@ def noop(value: bytes) -> None:
 
 def typed_noop(order: Order) -> None:
     if not order.quantity:
+        mark()
+
+
+def batch_noop(values: list[bytes]) -> None:
+    if not all(values):
+        for value in values:
+            noop(value)
+
+
+async def async_noop(value: bytes) -> None:
+    if not value:
+        mark()
+
+
+class Stock:
+    """A resource: something that a handler gets, and that it leaves alone."""
+
+
+def stocked_noop(value: bytes, stock: Stock) -> None:  # noqa: ARG001  (that it is handed over is what is measured)
+    if not value:
         mark()
 
 

@@ -1,7 +1,7 @@
-"""What the figures of paired rounds say: ratio, range, and whether a bar is met.
+"""What the figures of paired rounds say: ratio or difference, range, and whether a bar is met.
 
 Pure: numbers in, numbers and words out. Never averages the sides first: a machine that was slow for one round
-was slow for both sides of it, so only the ratio inside a round is comparable with that of another.
+was slow for both sides of it, so only what is compared inside a round is comparable with that of another.
 """
 
 from __future__ import annotations
@@ -16,25 +16,37 @@ class Bar(NamedTuple):
 
     limit: float
     at_least: bool = True
+    digits: int = 2
+    """How exactly ratios are written; a bar next to 1 needs more."""
+    unit: str = ""
+    """Set where the bar is how much more ours may be than theirs, and not their ratio: what is added to nothing
+    at all has no ratio worth a name."""
 
-    def met_by(self, ratio: float) -> bool:
-        return ratio >= self.limit if self.at_least else ratio <= self.limit
+    def compare(self, ours: float, theirs: float) -> float:
+        return ours - theirs if self.unit else ours / theirs
+
+    def met_by(self, compared: float) -> bool:
+        return compared >= self.limit if self.at_least else compared <= self.limit
+
+    def text(self, compared: float) -> str:
+        return f"{compared:+,.0f} {self.unit}" if self.unit else f"{compared:.{self.digits}f}"
 
     def __str__(self) -> str:
-        return f"{'≥' if self.at_least else '≤'} {self.limit:g}"
+        limit = f"{'≥' if self.at_least else '≤'} {self.limit:g}"
+        return f"{limit} {self.unit} more" if self.unit else limit
 
 
-class Ratios(NamedTuple):
-    """The ratios of all rounds: their median, and the lowest and the highest."""
+class Spread(NamedTuple):
+    """The ratios, or differences, of all rounds: their median, and the lowest and the highest."""
 
     median: float
     low: float
     high: float
 
 
-def ratios(pairs: Sequence[tuple[float, float]]) -> Ratios:
+def spread(pairs: Sequence[tuple[float, float]], bar: Bar) -> Spread:
     """Of (ours, theirs) in each round. At least one round, and no figure of zero: that was no measurement."""
     if not pairs or any(figure <= 0 for pair in pairs for figure in pair):
-        raise ValueError(f"no ratio of {list(pairs)!r}: each round needs two figures above zero")
-    each = [ours / theirs for ours, theirs in pairs]
-    return Ratios(median(each), min(each), max(each))
+        raise ValueError(f"nothing to compare in {list(pairs)!r}: each round needs two figures above zero")
+    each = [bar.compare(ours, theirs) for ours, theirs in pairs]
+    return Spread(median(each), min(each), max(each))

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.case import Case, Measured
-from benchmarks.ratios import Ratios, ratios
+from benchmarks.ratios import Spread, spread
 from benchmarks.rounds import Round
 from kconsume import __version__
 
@@ -28,16 +28,16 @@ class Result:
     def __init__(self, case: Case, rounds: Sequence[Round]) -> None:
         self.case = case
         self.rounds = list(rounds)
-        self.ratio: Ratios = ratios([one.pair for one in rounds])
+        self.compared: Spread = spread([one.pair for one in rounds], case.bar)
 
     @property
     def met(self) -> bool:
-        return self.case.bar.met_by(self.ratio.median)
+        return self.case.bar.met_by(self.compared.median)
 
     @property
     def clear(self) -> bool:
         """Whether every single round says the same as the median does."""
-        return all(self.case.bar.met_by(ratio) is self.met for ratio in (self.ratio.low, self.ratio.high))
+        return all(self.case.bar.met_by(round) is self.met for round in (self.compared.low, self.compared.high))
 
     @property
     def verdict(self) -> str:
@@ -45,7 +45,7 @@ class Result:
 
     @property
     def middle(self) -> tuple[Measured, Measured]:
-        """The median figure and the median CPU time of each side, for the table; not for ratios."""
+        """The median figure and the median CPU time of each side, for the table; not for comparing."""
         return _middle([one.ours for one in self.rounds]), _middle([one.theirs for one in self.rounds])
 
 
@@ -57,7 +57,8 @@ class Written(msgspec.Struct, frozen=True):
     sides: tuple[str, str]
     bar: str
     met: bool
-    ratio: Ratios
+    compared: Spread
+    """Ratios, or differences where the bar is one."""
     rounds: list[Round]
 
 
@@ -82,13 +83,14 @@ def table(results: Sequence[Result]) -> Table:
         numbers = column in ("figure", "CPU/record", "ratio", "bar")
         shown.add_column(column, justify="right" if numbers else "left", no_wrap=True)
     for result in results:
-        case, both, ratio = result.case, result.middle, result.ratio
+        case, both = result.case, result.middle
+        middle, low, high = map(case.bar.text, result.compared)
         shown.add_row(
             case.name,
             "\n".join(case.names),
             "\n".join(map(case.unit.figure, both)),
             "\n".join(map(case.unit.cost, both)),
-            f"{ratio.median:.2f}\n{ratio.low:.2f}–{ratio.high:.2f}",
+            f"{middle}\n{low}–{high}" if not case.bar.unit else f"{middle}\n{low} to {high}",
             str(case.bar),
             Text(result.verdict, style="green" if result.met else "bold red"),
             end_section=True,
@@ -107,7 +109,7 @@ def write(path: Path, results: Sequence[Result], broker: str, records: int) -> N
         broker=broker,
         records=records,
         results=[
-            Written(r.case.name, r.case.about, r.case.names, str(r.case.bar), r.met, r.ratio, r.rounds)
+            Written(r.case.name, r.case.about, r.case.names, str(r.case.bar), r.met, r.compared, r.rounds)
             for r in results
         ],
     )  # fmt: skip

@@ -87,7 +87,8 @@ def run_side(case: Case, side: Side, task: Task) -> Measured:
 def _line(case: Case, one: Round, which: str) -> str:
     sides = zip(case.names, (one.ours, one.theirs), strict=True)
     figures = "  ".join(f"{name} {case.unit.figure(measured)}" for name, measured in sides)
-    return f"{case.name:<9} {which}: {figures}  ratio {one.ours.figure / one.theirs.figure:.2f}"
+    compared = case.bar.text(case.bar.compare(*one.pair))
+    return f"{case.name:<9} {which}: {figures}  {'ours' if case.bar.unit else 'ratio'} {compared}"
 
 
 def _tail(words: bytes | None) -> str:

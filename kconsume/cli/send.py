@@ -204,22 +204,27 @@ def _started(address: str, topic: str) -> str:
 
 
 def _written(outlet: Outlet, outgoing: Iterable[Outgoing], partition: int | None) -> Iterator[Place]:
-    """Where each landed, in the order in which they were given."""
+    """Where each landed, in the order in which they were given. A failure is raised last."""
     under_way: deque[Future[tuple[Partition, int]]] = deque()
-    count = 0
+    written, failure = 0, None
     try:
         for each in outgoing:
             under_way.append(outlet.write(each, partition))
             while under_way and (under_way[0].done() or len(under_way) > _AHEAD):
                 yield Place(*under_way.popleft().result())
-                count += 1
-        while under_way:
-            yield Place(*under_way.popleft().result())
-            count += 1
+                written += 1
     except SendFailed as error:
-        if count:
-            error.add_note(f"the {count:,} before it were written")
-        raise
+        failure = error
+    for future in under_way:  # after a failure too: others may have been written, and a person wants to know
+        try:
+            yield Place(*future.result())
+            written += 1
+        except SendFailed as error:
+            failure = failure or error
+    if failure is not None:
+        if written:
+            failure.add_note(f"records that were written: {written:,}")
+        raise failure
 
 
 def _print_places(places: Iterable[Place], target: _Target) -> None:

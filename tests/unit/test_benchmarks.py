@@ -11,17 +11,18 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import orders
+from benchmarks import marks, orders
 from benchmarks.__main__ import main
 from benchmarks.case import Case, Measured, Side, Task
 from benchmarks.cases import CASES
 from benchmarks.cases.memory import parse_peak
-from benchmarks.marks import Moment, between
+from benchmarks.marks import Moment, Tally, between, between_tallies
 from benchmarks.orders import LEAD_OUT, MARKS, PARTITIONS, Form, Order
-from benchmarks.ratios import Bar, ratios
+from benchmarks.ratios import Bar, spread
 from benchmarks.results import Result, Run, table, write
 from benchmarks.rounds import Round, order, play
 
+NS = Bar(600, at_least=False, unit="ns")
 TASK = Task("localhost:9092", "orders", 1000)
 
 
@@ -57,20 +58,36 @@ def rounds_of(*figures: tuple[float, float]) -> list[Round]:
 
 def test_the_ratio_is_formed_inside_each_round() -> None:
     # Of the sides' medians it would be 2.0; the machine was slow for both sides of the last round.
-    found = ratios([(200, 100), (90, 100), (10, 20)])
+    found = spread([(200, 100), (90, 100), (10, 20)], Bar(1.0))
     assert (found.median, found.low, found.high) == (0.9, 0.5, 2.0)
 
 
+def test_where_the_bar_is_a_difference_it_is_formed_inside_each_round_too() -> None:
+    found = spread([(1500, 1000), (900, 500), (2000, 1300)], NS)
+    assert (found.median, found.low, found.high) == (500, 400, 700)
+
+
 @pytest.mark.parametrize("pairs", [[], [(1.0, 0.0)], [(0.0, 1.0)]])
-def test_a_round_without_figures_has_no_ratio(pairs: list[tuple[float, float]]) -> None:
-    with pytest.raises(ValueError, match="no ratio"):
-        ratios(pairs)
+def test_a_round_without_figures_is_not_compared(pairs: list[tuple[float, float]]) -> None:
+    for bar in (Bar(1.0), NS):
+        with pytest.raises(ValueError, match="nothing to compare"):
+            spread(pairs, bar)
 
 
 def test_a_bar_is_met_at_its_limit_from_either_side() -> None:
     assert [Bar(0.9).met_by(ratio) for ratio in (0.89, 0.9, 2.0)] == [False, True, True]
     assert [Bar(1.5, at_least=False).met_by(ratio) for ratio in (0.5, 1.5, 1.51)] == [True, True, False]
-    assert [str(Bar(0.92)), str(Bar(1.1, at_least=False))] == ["≥ 0.92", "≤ 1.1"]
+    assert [NS.met_by(more) for more in (-5, 600, 601)] == [True, True, False]
+
+
+def test_a_bar_says_what_it_is_about() -> None:
+    assert [str(Bar(0.92)), str(Bar(1.1, at_least=False)), str(NS)] == ["≥ 0.92", "≤ 1.1", "≤ 600 ns more"]
+    assert [Bar(0.92).text(0.9), Bar(1.01, digits=3).text(1.0149), NS.text(1234.5), NS.text(-3)] == [
+        "0.90",
+        "1.015",
+        "+1,234 ns",
+        "-3 ns",
+    ]
 
 
 def test_the_bars_are_those_that_were_promised() -> None:
@@ -79,6 +96,10 @@ def test_the_bars_are_those_that_were_promised() -> None:
         "thread": "≥ 0.9",
         "defaults": "≥ 4",
         "typed": "≥ 0.92",
+        "batch": "≥ 0.9",
+        "async": "≥ 0.8",
+        "resource": "≤ 1.01",
+        "table": "≤ 600 ns more",
         "sqlite": "≥ 0.75",
         "memory": "≤ 1.1",
         "start": "≤ 1.5",
@@ -90,6 +111,15 @@ def test_the_median_decides_and_a_round_that_disagrees_is_shown() -> None:
     missed = Result(Fake(), rounds_of((1, 2), (1, 3)))
     assert [(r.met, r.clear) for r in (agreed, split, missed)] == [(True, True), (True, False), (False, True)]
     assert table([agreed, split, missed]).row_count == 3
+
+
+def test_a_difference_decides_as_a_ratio_does_and_is_shown_with_its_unit() -> None:
+    class More(Fake):
+        bar = NS
+
+    split = Result(More(), rounds_of((1500, 1000), (2000, 1300), (900, 500)))
+    assert (split.met, split.clear) == (True, False)
+    assert list(table([split]).columns[4].cells) == ["+500 ns\n+400 ns to +700 ns"]
 
 
 @pytest.mark.parametrize("form", ["bytes", "typed"])
@@ -118,6 +148,30 @@ def test_the_clock_runs_from_the_first_mark_to_the_last_in_whatever_order_thread
 def test_a_mark_that_is_missing_or_repeated_spoils_the_run(count: int) -> None:
     with pytest.raises(AssertionError, match="lost or repeated"):
         between([Moment(1.0, 1.0)] * count)
+
+
+def tallies(*batches: tuple[int, float]) -> list[Tally]:
+    return [Tally(records, Moment(at, at / 2)) for records, at in batches]
+
+
+def test_without_marks_the_clock_runs_from_the_first_batch_until_the_counted_records_are_there() -> None:
+    # 8 are counted; the first batch was made before the clock ran, the last is the lead-out. Threads noted them.
+    assert between_tallies(tallies((3, 3.0), (2, 1.0), (4, 7.0), (1000, 9.0)), 8) == ((6.0, 3.0), 7)
+
+
+@pytest.mark.parametrize("batches", [((8, 1.0),), ((3, 1.0), (4, 2.0))], ids=["one batch", "too few records"])
+def test_without_marks_too_few_batches_spoil_the_run(batches: tuple[tuple[int, float], ...]) -> None:
+    with pytest.raises(AssertionError, match="too few to measure"):
+        between_tallies(tallies(*batches), 8)
+
+
+def test_a_handler_of_lists_notes_every_mark_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[Moment] = []
+    monkeypatch.setattr(marks, "_marks", noted)
+    marks.batch_noop([b"order"])
+    assert noted == []
+    marks.batch_noop([b"", b"order", b""])
+    assert len(noted) == 2
 
 
 def test_who_goes_first_alternates_and_the_warm_up_does_not_count() -> None:
