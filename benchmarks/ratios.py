@@ -32,8 +32,8 @@ class Bar(NamedTuple):
         return f"{compared:+,.0f} {self.unit}" if self.unit else f"{compared:.{self.digits}f}"
 
     def __str__(self) -> str:
-        limit = f"{'≥' if self.at_least else '≤'} {self.limit:g}"
-        return f"{limit} {self.unit} more" if self.unit else limit
+        limit = f"{self.limit:+g} {self.unit}" if self.unit else f"{self.limit:g}"
+        return f"{'≥' if self.at_least else '≤'} {limit}"
 
 
 class Spread(NamedTuple):

@@ -90,7 +90,7 @@ def table(results: Sequence[Result]) -> Table:
             "\n".join(case.names),
             "\n".join(map(case.unit.figure, both)),
             "\n".join(map(case.unit.cost, both)),
-            f"{middle}\n{low}–{high}" if not case.bar.unit else f"{middle}\n{low} to {high}",
+            f"{middle}\n{low}–{high}",
             str(case.bar),
             Text(result.verdict, style="green" if result.met else "bold red"),
             end_section=True,

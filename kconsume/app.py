@@ -153,6 +153,10 @@ class App(Decorators):
 
     # Putting it together
 
+    def unknown_variables(self) -> list[str]:
+        """A sentence for each `KCONSUME_*` variable that nobody reads."""
+        return self._environment.unknown([r.name for r in self.registrations])
+
     def plans(self, *, report_ends: bool = False) -> list[ConsumerPlan]:
         """What would run: one consumer for each group and store. Opens no connection, but starts an embedded broker."""
         if not self.registrations:
@@ -189,8 +193,7 @@ class App(Decorators):
             return self.brokers
         from kconsume.testing.addresses import resolve
 
-        sent_to = {r.binding.to for r in self.registrations if r.binding.to is not None}
-        return resolve(self.brokers, {topic for r in self.registrations for topic in r.topics} | sent_to | set(more))
+        return resolve(self.brokers, {*more, *(topic for r in self.registrations for topic in r.all_topics)})
 
     def _store(self, offsets: str | OffsetStore) -> OffsetStore:
         """The store, refused here if it is none. One object an address, so that memory:// outlives a run."""
@@ -239,7 +242,8 @@ class App(Decorators):
         if self._supervisor is not None:
             raise ConfigurationError("this app is running already: stop it first, or make a second App")
         logs.install()
-        self._warn_of_unknown_variables()
+        for sentence in self.unknown_variables():
+            _log.warning("%s", sentence)
         plans = self.plans(report_ends=report_ends)
         home = home or OwnLoop(f"kconsume-loop-{self.group}")
         furnishing = Furnishing(self._resources, self._given, home)
@@ -269,10 +273,6 @@ class App(Decorators):
     @property
     def _most_bytes(self) -> int:
         return int(self.kafka.get("message.max.bytes", MOST_BYTES))
-
-    def _warn_of_unknown_variables(self) -> None:
-        for line in self._environment.unknown([r.name for r in self.registrations]):
-            _log.warning("%s", line)
 
     def _steer(self, partitions: Sequence[Partition | str], act: Callable[[Engine, list[Partition]], None]) -> None:
         supervisor = self._supervisor

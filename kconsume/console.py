@@ -82,7 +82,11 @@ def banner(app: App) -> None:
         topics = ", ".join(registration.topics)
         group = "" if registration.group == app.group else f"  (group {registration.group})"
         address = masked_address(registration.store_address)
-        _tell([f"  {registration.name} ← {topics} → {address}{group}", f"      {guarantee(registration)}"])
+        lines = [f"  {registration.name} ← {topics} → {address}{group}", f"      {guarantee(registration)}"]
+        if registration.binding.sends:
+            where = f"to {registration.binding.to}" if registration.binding.to else "through its Sender"
+            lines.append(f"      what it sends {where}: at least once, confirmed before the offset passes")
+        _tell(lines)
 
 
 def guarantee(registration: Registration) -> str:

@@ -141,6 +141,11 @@ class Registration:
         return self.binding.name
 
     @property
+    def all_topics(self) -> set[str]:
+        """Those that it reads, and the one that it writes to."""
+        return {*self.topics, *([] if self.options.to is None else [self.options.to])}
+
+    @property
     def store_address(self) -> str:
         return self.offsets if isinstance(self.offsets, str) else self.offsets.address
 

@@ -20,7 +20,7 @@ class Resource(Case):
     about = 'CPU of a no-op on bytes that gets a resource too, executor="inline", against the same without it'
     bar = Bar(1.01, at_least=False, digits=3)
     unit = Unit("{:,.0f} ns")
-    names = ("with a resource", "without")
+    names = ("with it", "without it")
 
     def ours(self, task: Task) -> Measured:
         app = App(task.bootstrap, group=task.group)

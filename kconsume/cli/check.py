@@ -22,6 +22,7 @@ from kconsume.cli.findings import EMBEDDED, Budgets, ClientFacts, ClusterFacts, 
 from kconsume.cli.target import VARIABLE, app_argument, load
 from kconsume.cluster import Cluster
 from kconsume.console import guarantee
+from kconsume.decoding import text_of
 from kconsume.errors import BrokerUnavailable, TopicNotFound
 from kconsume.registration import Registration
 from kconsume.runtime.engine import most_workers
@@ -105,6 +106,7 @@ def examine(app: App, name: str, *, offline: bool = False) -> Sheet:
         *findings.of_budgets(settings, Budgets(app.shutdown, app.memory), embedded=embedded),
         *findings.of_handlers(handlers, embedded=embedded),
         *findings.of_cluster(handlers, cluster),
+        *findings.of_environment(app.unknown_variables()),
     ]
     found = findings.ordered([*findings.of_client(client), *found])
     return Sheet(
@@ -122,7 +124,7 @@ def examine(app: App, name: str, *, offline: bool = False) -> Sheet:
 
 
 def _handler(registration: Registration) -> Handler:
-    binding, store = registration.binding, registration.store
+    binding, store, batching, rate = registration.binding, registration.store, registration.batching, registration.rate
     transaction = binding.transaction
     return Handler(
         name=registration.name,
@@ -140,6 +142,11 @@ def _handler(registration: Registration) -> Handler:
         concurrency=registration.concurrency,
         workers=most_workers(registration.plan(), store),
         chunk=registration.chunk,
+        batch=None if batching is None else f"{batching.records} records, or what came in {batching.wait:g} s",
+        rate=None if rate is None else f"{rate.records} records in {rate.per:g} s",
+        resources=tuple(text_of(hint) for hint in binding.resources.values()),
+        sends=binding.sends,
+        to=binding.to,
         partitions=registration.partitions,
         store_trouble=_trouble(store),
     )
@@ -260,7 +267,7 @@ def _ask_cluster(app: App, address: str, embedded: bool) -> ClusterFacts:
     topics: dict[str, int | None] = {}
     missing: dict[str, str] = {}
     try:
-        for topic in sorted({topic for registration in app.registrations for topic in registration.topics}):
+        for topic in sorted({topic for registration in app.registrations for topic in registration.all_topics}):
             try:
                 topics[topic] = cluster.topics([topic])[topic] or None
             except TopicNotFound as error:

@@ -64,8 +64,16 @@ class Handler(msgspec.Struct, frozen=True):
     executor: str = "thread"
     concurrency: int | None = None
     workers: int = 8
-    """At most so many threads, which `concurrency` and the store decide."""
+    """At most so many at once, which `concurrency` and the store decide."""
     chunk: int | None = None
+    batch: str | None = None
+    """How large its batches are, if it takes batches."""
+    rate: str | None = None
+    resources: tuple[str, ...] = ()
+    """The types of the resources that it takes."""
+    sends: bool = False
+    to: str | None = None
+    """The topic for what it returns."""
     partitions: tuple[int, ...] | None = None
     store_trouble: str | None = None
     """Why the store cannot be used, where that shows without asking it."""
@@ -117,6 +125,13 @@ def of_app(brokers: str, handlers: Sequence[Handler], *, running: bool = True) -
         )  # fmt: skip
 
 
+def of_environment(unknown: Sequence[str]) -> Iterator[Finding]:
+    """Variables that nobody reads; each comes as a sentence with the name that was likely meant."""
+    for sentence in unknown:
+        problem, _, fix = sentence.partition(": ")
+        yield Finding("warning", "unknown-variable", "environment", problem, fix or "remove it, or correct its name")
+
+
 def of_client(facts: ClientFacts) -> Iterator[Finding]:
     """What the client refuses or ignores."""
     refused = facts.refused
@@ -156,7 +171,8 @@ def of_cluster(handlers: Sequence[Handler], facts: ClusterFacts) -> Iterator[Fin
         yield Finding("error", "broker-unreachable", "brokers", f"{problem}; topics were not checked", fix)
     if facts.topics is None:
         return
-    for topic in sorted({topic for handler in handlers for topic in handler.topics}):
+    written = {handler.to for handler in handlers if handler.to is not None}
+    for topic in sorted(written | {topic for handler in handlers for topic in handler.topics}):
         if not facts.topics.get(topic):
             yield _missing_topic(topic, facts)
     for handler in handlers:

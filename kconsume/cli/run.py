@@ -24,7 +24,17 @@ _LEVELS = ["debug", "info", "warning", "error"]
     envvar="KCONSUME_LOG_LEVEL",
     help="How much is logged; info unless said otherwise.",
 )
-def run(app: str | None, log_format: console.LogFormat | None, log_level: str | None) -> None:
+@click.option("--reload", is_flag=True, help="Start again when a Python file changes. For development.")
+@click.option("--lifeline", type=int, hidden=True)
+@click.pass_context
+def run(
+    context: click.Context,
+    app: str | None,
+    log_format: console.LogFormat | None,
+    log_level: str | None,
+    reload: bool,
+    lifeline: int | None,
+) -> None:
     """Consume with the handlers of APP, until SIGTERM, Ctrl-C or a failure.
 
     Then what runs is finished, offsets are committed, the group is left, and a report says how far it came;
@@ -32,6 +42,7 @@ def run(app: str | None, log_format: console.LogFormat | None, log_level: str | 
 
     \b
       kconsume run shop:app
+      kconsume run shop:app --reload               start again when a Python file changes
       kconsume run shop:app --log-format json
       KCONSUME_APP=shop:app kconsume run
 
@@ -43,6 +54,25 @@ def run(app: str | None, log_format: console.LogFormat | None, log_level: str | 
       3      the time to stop was over with work unfinished; it is handled again at the next start
       128+n  a second signal n cut the drain short
     """
+    if reload and app:
+        from kconsume.cli.reload import run_and_reload
+
+        console.set_up_logging(log_format, log_level)
+        context.exit(run_and_reload(app, _options_of_a_child(context)))
+    if lifeline is not None:
+        from kconsume.cli.reload import follow
+
+        follow(lifeline)
     found = load(app)
     console.set_up_logging(log_format, log_level)
     found.run()
+
+
+def _options_of_a_child(context: click.Context) -> list[str]:
+    """What was said on this command line, for the `kconsume run` that it starts."""
+    options: list[str] = []
+    for parameter in context.command.params:
+        value = context.params[parameter.name or ""]
+        if isinstance(parameter, click.Option) and parameter.name != "reload" and value not in (None, False):
+            options += [parameter.opts[0]] if parameter.is_flag else [parameter.opts[0], str(value)]
+    return options

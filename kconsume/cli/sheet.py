@@ -44,23 +44,36 @@ def _facts(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def _handler(handler: Handler) -> Table:
-    workers = "the polling thread" if handler.executor == "inline" else _workers(handler.workers)
-    chunk = "sized by the handler's speed" if handler.chunk is None else f"at most {handler.chunk} records"
+    chunk = "chunks sized by its speed" if handler.chunk is None else f"chunks of at most {handler.chunk} records"
+    pieces = chunk if handler.batch is None else f"batches of {handler.batch}"
     partitions = "" if handler.partitions is None else f", partitions {', '.join(map(str, handler.partitions))} only"
     return _facts(
         [
             ("topics", ", ".join(handler.topics) + partitions),
             ("gets", handler.gets + (f", and the transaction ({handler.transaction})" if handler.transaction else "")),
+            *([("with", ", ".join(handler.resources))] if handler.resources else []),
             ("offsets", f"{handler.store}, group {handler.group}"),
             ("guarantee", handler.guarantee),
+            *([("sends", _sends(handler))] if handler.sends else []),
             ("on error", handler.on_error),
             ("begins", f"{handler.start}, where no offset is stored"),
-            ("runs on", f"{workers}, in {handler.order} order, in chunks {chunk}"),
+            ("runs on", f"{_workers(handler)}, in {handler.order} order, in {pieces}"),
+            *([("at most", handler.rate)] if handler.rate else []),
         ]
     )
 
 
-def _workers(most: int) -> str:
+def _sends(handler: Handler) -> str:
+    where = "what it returns to " + handler.to if handler.to else "through a Sender"
+    return f"{where}, at least once: confirmed before the offset passes"
+
+
+def _workers(handler: Handler) -> str:
+    most = handler.workers
+    if handler.executor == "inline":
+        return "the polling thread"
+    if handler.executor == "async":
+        return f"an event loop, {'one' if most == 1 else f'up to {most} partitions'} at a time"
     return "1 thread" if most == 1 else f"a thread for each partition, up to {most}"
 
 

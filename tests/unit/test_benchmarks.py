@@ -81,7 +81,7 @@ def test_a_bar_is_met_at_its_limit_from_either_side() -> None:
 
 
 def test_a_bar_says_what_it_is_about() -> None:
-    assert [str(Bar(0.92)), str(Bar(1.1, at_least=False)), str(NS)] == ["≥ 0.92", "≤ 1.1", "≤ 600 ns more"]
+    assert [str(Bar(0.92)), str(Bar(1.1, at_least=False)), str(NS)] == ["≥ 0.92", "≤ 1.1", "≤ +600 ns"]
     assert [Bar(0.92).text(0.9), Bar(1.01, digits=3).text(1.0149), NS.text(1234.5), NS.text(-3)] == [
         "0.90",
         "1.015",
@@ -99,7 +99,7 @@ def test_the_bars_are_those_that_were_promised() -> None:
         "batch": "≥ 0.9",
         "async": "≥ 0.8",
         "resource": "≤ 1.01",
-        "table": "≤ 600 ns more",
+        "table": "≤ +600 ns",
         "sqlite": "≥ 0.75",
         "memory": "≤ 1.1",
         "start": "≤ 1.5",
@@ -119,7 +119,7 @@ def test_a_difference_decides_as_a_ratio_does_and_is_shown_with_its_unit() -> No
 
     split = Result(More(), rounds_of((1500, 1000), (2000, 1300), (900, 500)))
     assert (split.met, split.clear) == (True, False)
-    assert list(table([split]).columns[4].cells) == ["+500 ns\n+400 ns to +700 ns"]
+    assert list(table([split]).columns[4].cells) == ["+500 ns\n+400 ns–+700 ns"]
 
 
 @pytest.mark.parametrize("form", ["bytes", "typed"])

@@ -28,12 +28,18 @@ timestamps = st.tuples(
 headers = st.none() | st.lists(st.tuples(st.text(max_size=5), st.none() | st.binary(max_size=5)), max_size=3)
 
 
+with_gaps = st.sets(st.integers(0, 2**63 - 1) | st.integers(0, 50), max_size=40).map(sorted)
+without_gaps = st.builds(
+    lambda first, count: list(range(first, first + count)), st.integers(0, 2**63 - 41), st.integers(0, 40)
+)
+
+
 @st.composite
 def batches(draw: st.DrawFn) -> list[FakeMessage]:
     """Of one partition, in order, with gaps."""
     topic = draw(st.text("abc.-_", min_size=1, max_size=9))
     partition = draw(st.integers(0, 2**31 - 1))
-    offsets = sorted(draw(st.sets(st.integers(0, 2**63 - 1), max_size=40)))
+    offsets = draw(without_gaps | with_gaps)
     return [
         FakeMessage(
             draw(payloads), offset=offset, key=draw(payloads), topic=topic, partition=partition,
@@ -87,6 +93,12 @@ class TestTheTable:
         for topic in ("orders", "payments"):
             messages = [FakeMessage(offset=n, topic=topic) for n in range(count)]
             assert table_of(messages).column("topic").to_pylist() == [topic] * count
+
+    @pytest.mark.parametrize(
+        "offsets", [[7], [7, 8, 9], [7, 9], [7, 8, 10], [7, 9, 10], [2**63 - 2, 2**63 - 1]], ids=str
+    )
+    def test_has_the_offsets_with_and_without_gaps(self, offsets: list[int]) -> None:
+        assert table_of(messages_at(offsets)).column("offset").to_pylist() == offsets
 
     def test_has_headers_only_where_a_record_has_some(self) -> None:
         messages = [

@@ -1,0 +1,152 @@
+"""`kconsume new`: a project to begin with, with a handler and a test that passes.
+
+Checks the name and writes files; what stands in them is in `templates/`. Nothing that is there is ever changed.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+import sys
+from importlib import resources
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from string import Template
+
+import click
+import msgspec
+
+from kconsume import __version__
+from kconsume.errors import ConfigurationError
+
+_NAME = re.compile(r"[A-Za-z]([A-Za-z0-9_-]{0,38}[A-Za-z0-9])?")
+_ORDER = '{"sku": "tea", "quantity": 2}'
+
+
+class Made(msgspec.Struct):
+    """What was made, and what to do next; printed as it is with `--json`."""
+
+    folder: str
+    files: list[str]
+    next: list[str]
+
+
+@click.command(short_help="A project to begin with: a handler, and a test that passes.")
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def new(name: str, as_json: bool) -> None:
+    """Make a folder NAME with a project to begin with.
+
+    It has a typed handler that writes through a SQLite transaction, a test of it that passes, and what a project needs
+    besides. It runs at once, on an embedded broker.
+
+    \b
+      kconsume new shop
+      cd shop
+      kconsume run shop.app:app --reload
+
+    Exit code 2 if the name cannot be used, or the folder holds something.
+    """
+    package = _package(name)
+    folder = Path(name)
+    _must_be_free(folder)
+    files = _files(package)
+    words = {
+        "project": name,
+        "package": package,
+        "broker": package.lower().replace("_", "-"),
+        "version": __version__,
+    }
+    for file, template in files.items():
+        _write(folder / file, template, words)
+    made = Made(name, sorted(files), _next(name, package))
+    if as_json:
+        click.echo(msgspec.json.encode(made))
+    else:
+        _tell(made)
+
+
+def _files(package: str) -> dict[str, str]:
+    """Each file of the project, with its template."""
+    return {
+        "pyproject.toml": "pyproject.toml.txt",
+        "README.md": "README.md.txt",
+        ".gitignore": "gitignore.txt",
+        f"{package}/__init__.py": "init.py.txt",
+        f"{package}/app.py": "app.py.txt",
+        "tests/test_app.py": "test_app.py.txt",
+    }
+
+
+def _package(name: str) -> str:
+    """The name to import it by; refused if it is none, or is another's."""
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"{name!r} cannot name a project: use up to 40 letters, digits, - and _, beginning with a letter and not "
+            f"ending with - or _, as in kconsume new {_close_to(name)}"
+        )
+    package = name.replace("-", "_")
+    if owner := _taken(package):
+        raise ConfigurationError(
+            f"{name!r} cannot name a project, because {package!r} is {owner}, and Python would import only one of the "
+            f"two: take another name, as in kconsume new {name}-service"
+        )
+    return package
+
+
+def _taken(package: str) -> str | None:
+    if keyword.iskeyword(package) or package in sys.stdlib_module_names:
+        return "Python's own"
+    if package == "tests":
+        return "where the tests are"
+    return "installed here" if package in packages_distributions() else None
+
+
+def _close_to(name: str) -> str:
+    words = re.findall(r"[a-z0-9]+", Path(name).name.lower())
+    close = "-".join(words).lstrip("0123456789-")[:40].rstrip("-")
+    return close or "shop"
+
+
+def _must_be_free(folder: Path) -> None:
+    try:
+        used = any(folder.iterdir())
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        used = True
+    if used:
+        raise ConfigurationError(f"{str(folder)!r} is there and not empty: take another name, or move it away first")
+
+
+def _write(file: Path, template: str, words: dict[str, str]) -> None:
+    text = resources.files("kconsume.cli").joinpath("templates", template).read_text(encoding="utf-8")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(Template(text).substitute(words), encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(
+            f"{str(file)!r} cannot be written ({error.strerror}): go to a folder that is yours, and try again there"
+        ) from error
+
+
+def _next(project: str, package: str) -> list[str]:
+    return [
+        f"cd {project} && python -m pytest",
+        f"kconsume run {package}.app:app --reload",
+        f"kconsume send orders '{_ORDER}' --app {package}.app:app",
+    ]
+
+
+def _tell(made: Made) -> None:
+    test, run, send = made.next
+    click.echo(f"Made {made.folder}:")
+    for file in made.files:
+        click.echo(f"  {made.folder}/{file}")
+    click.echo()
+    click.echo(f"  {test}")
+    click.echo("      its tests pass")
+    click.echo(f"  {run}")
+    click.echo("      consumes; edit the handler, and it starts again")
+    click.echo(f"  {send}")
+    click.echo("      an order, from a second terminal")
