@@ -1,8 +1,8 @@
 """From a signature to one specialised call.
 
 What a handler asks for is matched with what there is, when it is decorated; what nobody provides is refused there.
-What comes out is a `Binding`. Its `runner` is compiled for exactly this function: a record costs one loop turn, one
-decode and one call, and nothing for what the handler does not ask for. Nothing here knows threads or stores.
+What comes out is a `Binding`, which `runner.py` compiles into a function for exactly this handler. Nothing here knows
+threads or stores.
 """
 
 from __future__ import annotations
@@ -10,49 +10,21 @@ from __future__ import annotations
 import dataclasses
 import sqlite3
 import typing
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from operator import length_hint
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
 
-from kconsume import logs
 from kconsume.batches import Batch
-from kconsume.decoding import Decoding, explain_decode, text_of, without_none
+from kconsume.decoding import explain_decode, text_of, without_none
 from kconsume.errors import DecodeError, InvalidHandler
-from kconsume.output import Outgoing, Sender, returned
-from kconsume.records import Message, Record, record_of
+from kconsume.output import Sender
+from kconsume.records import Message, Record
+from kconsume.runner import AsyncRunner, Runner, compile_runner
 from kconsume.signature import Form, Returns, Signature, Wish, read
-from kconsume.wrapping import Wrap, wrapped
+from kconsume.wrapping import Wrap
 
 MOST_BYTES = 1_000_000
 """What the client sends at most in one message, by default."""
 
 _KNOWN_TRANSACTIONS: dict[object, str] = {sqlite3.Connection: "sqlite:///file.db"}
-
-
-class Halt(NamedTuple):
-    """Where a runner ended early: on an error, or, with none, before a record because it was told to stop."""
-
-    message: Message
-    error: BaseException | None
-    certain: bool = True
-    """Whether it is this record that failed. A batch fails as a whole, and its first record stands for it."""
-
-
-class Runner(Protocol):
-    """Calls the handler for each message in order, until the end, an error, or `stop` is no longer empty. What it
-    sends is appended to `sent`, but for that of a record that failed."""
-
-    def __call__(
-        self, messages: Sequence[Message], stop: Sequence[object], tx: object, scope: str, sent: list[Outgoing], /
-    ) -> Halt | None: ...
-
-
-class AsyncRunner(Protocol):
-    """The same for an `async def` handler."""
-
-    def __call__(
-        self, messages: Sequence[Message], stop: Sequence[object], tx: object, scope: str, sent: list[Outgoing], /
-    ) -> Awaitable[Halt | None]: ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -109,13 +81,13 @@ class Binding:
     ) -> Runner:
         """For a plain function. `resources` by type; `wraps` from the outermost on; `most`: bytes of a message."""
         assert not self.is_async
-        return typing.cast(Runner, _compile(self, resources or {}, wraps, most))
+        return typing.cast(Runner, compile_runner(self, resources or {}, wraps, most))
 
     def async_runner(
         self, resources: Mapping[object, object] | None = None, wraps: Sequence[Wrap] = (), most: int = MOST_BYTES
     ) -> AsyncRunner:
         assert self.is_async
-        return typing.cast(AsyncRunner, _compile(self, resources or {}, wraps, most))
+        return typing.cast(AsyncRunner, compile_runner(self, resources or {}, wraps, most))
 
     def explain(self, message: Message, error: BaseException) -> BaseException:
         """What really went wrong: the decoder's fault becomes a `DecodeError`, the handler's stays as it is.
@@ -259,184 +231,3 @@ def _null(binding: Binding) -> DecodeError:
         f"the value is null (a tombstone), and {binding.name} takes {wanted}: annotate it as {instead} to get "
         f"tombstones as None"
     )
-
-
-# The runner
-
-
-class _NullValue(ValueError):
-    """Raised by a runner, turned into a `DecodeError` with words by `Binding.explain`."""
-
-
-def _raise_null() -> typing.NoReturn:
-    raise _NullValue
-
-
-# Where the handler asks for the value alone, the message itself is not touched by Python code at all.
-_RECORDS = """\
-{define} run(messages, stop, tx, scope, sent):
-    if not messages:
-        return None
-    turn = iter(messages)
-    {prepare}token = enter(messages, turn)
-    try:
-        for {each}:
-            if stop:
-                return Halt(messages[-1 - length_hint(turn)], None)
-            {before}{call}
-    except BaseException as error:
-        {undo}return Halt(messages[-1 - length_hint(turn)], error)
-    finally:
-        {close}leave(token)
-    return None
-"""
-
-_BATCH = """\
-{define} run(messages, stop, tx, scope, sent):
-    if not messages:
-        return None
-    if stop:
-        return Halt(messages[0], None)
-    turn = iter(messages)
-    {prepare}token = enter(messages, None)
-    try:
-        {payload}
-    except BaseException as error:
-        leave(token)
-        return Halt(messages[-1 - length_hint(turn)], error)
-    try:
-        {before}{call}
-    except BaseException as error:
-        {undo}return Halt(messages[0], error, len(messages) == 1)
-    finally:
-        {close}leave(token)
-    return None
-"""
-
-
-def _compile(
-    binding: Binding, resources: Mapping[object, object], wraps: Sequence[Wrap], most: int
-) -> Callable[..., object]:
-    """One function a handler, made of text as dataclasses makes `__init__`: a closure for each argument
-    would cost a call a record, more than the rest of the loop."""
-    signature = binding.signature
-    function = wrapped(signature, wraps) if wraps else signature.function
-    template, parts = _parts(binding, bool(wraps))
-    source = template.format(**parts)
-    scope: dict[str, object] = {
-        "length_hint": length_hint,
-        "enter": logs.enter,
-        "leave": logs.leave,
-        "Halt": Halt,
-        "Batch": Batch,
-        "Sender": Sender,
-        "NullValue": _NullValue,
-        "null": _raise_null,
-        "record_of": record_of,
-        "returned": returned,
-        "unexpected": _unexpected(signature.name),
-        "function": function,
-        "decode": None if signature.decoding is None else signature.decoding.call,
-        "to": binding.to,
-        "most": most,
-        **{f"resource_{parameter}": resources[hint] for parameter, hint in binding.resources.items()},
-    }
-    if signature.form is Form.TABLE:
-        from kconsume.tables import table_of
-
-        scope["table_of"] = table_of
-    exec(compile(source, f"<kconsume runner of {signature.function!r}>", "exec"), scope)
-    return typing.cast(Callable[..., object], scope["run"])
-
-
-def _parts(binding: Binding, wrapped: bool) -> tuple[str, dict[str, str]]:
-    signature = binding.signature
-    arguments = [_spelled(argument, signature) for argument in binding.arguments]
-    if wrapped:
-        arguments.insert(0, "Batch(messages, scope)" if binding.batched else "record_of(message, scope)")
-    await_ = "await " if binding.is_async else ""
-    call = f"{await_}function({', '.join(arguments)})"
-    if binding.to is not None:
-        call = f"sent.extend(returned({call}, to, most))"
-    elif signature.returns is Returns.UNKNOWN:
-        call = f"if (result := {call}) is not None: raise unexpected(result)"
-    parts = {
-        "define": "async def" if binding.is_async else "def",
-        "prepare": "sender = Sender(sent, most); mark = len(sent)\n    " if binding.sends else "",
-        "undo": "del sent[mark:]\n        " if binding.sends else "",
-        "close": "sender.close(); " if binding.sends else "",
-        "before": "",
-        "call": call,
-    }
-    if binding.batched:
-        return _BATCH, {**parts, "payload": _batch_payload(signature)}
-    of_message = any("message" in argument for argument in arguments)
-    before = "mark = len(sent)\n            " if binding.sends else ""
-    before += "value = message.value()\n            " if of_message else ""
-    before += _null_guard(signature)
-    each = "message in turn" if of_message else "value in map(type(messages[0]).value, turn)"
-    return _RECORDS, {**parts, "each": each, "before": before}
-
-
-def _null_guard(signature: Signature) -> str:
-    """Only where the decoder would not stumble over a null by itself."""
-    decoding = signature.decoding
-    if decoding is None or decoding.optional or (decoding.call is not None and decoding.pure):
-        return ""
-    return "if value is None: raise NullValue\n            "
-
-
-def _spelled(argument: str, signature: Signature) -> str:
-    """An argument as the template writes it."""
-    name, equals, expression = argument.rpartition("=")
-    if expression == "record":
-        expression = "record_of(message, scope)"
-    elif expression == "batch":
-        expression = "Batch(messages, scope)"
-    elif expression == "table":
-        expression = "table_of(messages)"
-    elif expression == "payload" and not signature.form.batched:
-        expression = "record_of(message, scope)" if signature.decoding is None else _decoded(signature.decoding)
-    return f"{name}{equals}{expression}"
-
-
-def _decoded(decoding: Decoding) -> str:
-    if decoding.call is None:
-        return "value"
-    decoded = "decode(message)" if decoding.of_message else "decode(value)"
-    return f"None if value is None else {decoded}" if decoding.optional else decoded
-
-
-def _batch_payload(signature: Signature) -> str:
-    """The statements that make the first argument. An error in them is that of the record that `turn` stands at."""
-    decoding = signature.decoding
-    if signature.form in (Form.TABLE, Form.BATCH):
-        return "pass"
-    if decoding is None:
-        return "payload = [record_of(message, scope) for message in turn]"
-    if decoding.of_message:
-        guard = "None" if decoding.optional else "null()"
-        return f"payload = [{guard} if message.value() is None else decode(message) for message in turn]"
-    if decoding.call is None and decoding.optional:
-        return "payload = list(map(type(messages[0]).value, turn))"
-    if decoding.call is None:
-        return (
-            "payload = list(map(type(messages[0]).value, turn))\n"
-            "        if None in payload:\n"
-            "            turn = iter(messages[payload.index(None) + 1:])\n"
-            "            raise NullValue"
-        )
-    if decoding.optional or not decoding.pure:
-        null = "None" if decoding.optional else "null()"
-        return f"payload = [{null} if value is None else decode(value) for value in map(type(messages[0]).value, turn)]"
-    return "payload = list(map(decode, map(type(messages[0]).value, turn)))"
-
-
-def _unexpected(name: str) -> Callable[[object], InvalidHandler]:
-    def unexpected(result: object) -> InvalidHandler:
-        return InvalidHandler(
-            f"{name} returned a value ({type(result).__name__}), and nothing takes it: name the topic that it goes to, "
-            f"as in @app.consume(..., to='shipped'), or return nothing"
-        )
-
-    return unexpected

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from functools import cache, lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
 
 from kconsume.errors import MissingExtra
@@ -54,7 +54,7 @@ def schema() -> pyarrow.Schema:
 
 
 def table_of(messages: Sequence[Message]) -> pyarrow.Table:
-    """The records as a table. All are of one partition, in its order, and of one class."""
+    """The records as a table. All are of one partition, and of one class: the client's or a stand-in's."""
     columns = schema()
     if not messages:
         return columns.empty_table()
@@ -68,7 +68,7 @@ def table_of(messages: Sequence[Message]) -> pyarrow.Table:
             # With their types: without, pyarrow looks for pandas, and each time anew where there is none (90 µs).
             pa.repeat(pa.scalar(first.topic(), pa.string()), count),
             pa.repeat(pa.scalar(first.partition(), pa.int32()), count),
-            _offsets(messages),
+            pa.array(list(map(kind.offset, messages)), pa.int64()),
             _timestamps(messages),
             _headers(messages),
         ],
@@ -81,25 +81,6 @@ def _header_list() -> pyarrow.ListType[pyarrow.StructType]:
     import pyarrow as pa
 
     return pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
-
-
-def _offsets(messages: Sequence[Message]) -> Column:
-    """Mostly without gaps, and then counted on from the first. They always ascend, so the two ends tell."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    first, count = messages[0].offset(), len(messages)
-    if messages[-1].offset() - first != count - 1:
-        return pa.array(list(map(type(messages[0]).offset, messages)), pa.int64())
-    return pc.add(_numbers(1 << count.bit_length()).slice(0, count), pa.scalar(first, pa.int64()))
-
-
-@lru_cache(maxsize=4)
-def _numbers(count: int) -> Column:
-    """From zero. Kept for the next batch, of which a slice costs nothing: counting them costs as much as reading."""
-    import pyarrow as pa
-
-    return pa.array(range(count), pa.int64())
 
 
 def _timestamps(messages: Sequence[Message]) -> Column:

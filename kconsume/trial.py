@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from queue import SimpleQueue
-from typing import ClassVar, NamedTuple, cast
+from types import TracebackType
+from typing import ClassVar, NamedTuple, TypeVar, cast
 
 from kconsume.backends.memory import MemoryStore
 from kconsume.failures.policy import Policy, Verdict
@@ -30,6 +31,8 @@ from kconsume.runtime.home import CallersLoop, Home, OwnLoop
 from kconsume.runtime.lanes import Chunk, Failure, InlineLanes, Lane, Outcome, Progress, Work
 from kconsume.runtime.running import in_thread
 from kconsume.runtime.work import InTransactions, InTransactionsAsync, LoopWork, Plainly, PlainlyAsync, ThreadWork
+
+T = TypeVar("T")
 
 Lend = Callable[[], AbstractContextManager[object]]
 """Lends the connection that a handler asks for; what is written through it is undone when an error leaves the block."""
@@ -92,7 +95,7 @@ class Trial:
         trouble: BaseException | None = None
         try:
             attempt = _Attempt(self._handler, self._scope, messages)
-            work = self._work(attempt, self._build(furnishing))
+            work = self._work(attempt, self._build(furnishing), self._lend)
             for chunk in attempt.chunks:
                 work(attempt.lane, chunk, attempt.report)
         finally:
@@ -104,14 +107,15 @@ class Trial:
         """The same on the loop that runs; a handler that is no `async def` blocks it."""
         if not self._binding.is_async:
             return self.run(messages)
-        furnishing = self._furnishing(CallersLoop(asyncio.get_running_loop()))
+        loop, lend = asyncio.get_running_loop(), self._lend
+        furnishing = self._furnishing(CallersLoop(loop))
         trouble: BaseException | None = None
         try:
             resources, cancelled = await in_thread(lambda: self._build(furnishing))
             if cancelled is not None:
                 raise cancelled
             attempt = _Attempt(self._handler, self._scope, messages)
-            work = self._work(attempt, resources)
+            work = self._work(attempt, resources, None if lend is None else lambda: _OnLoop(lend(), loop))
             for chunk in attempt.chunks:
                 await cast(Awaitable[None], work(attempt.lane, chunk, attempt.report))
         finally:
@@ -128,7 +132,7 @@ class Trial:
         missing = [hint for hint in self._binding.resources.values() if hint not in given]
         return {**given, **furnishing.build(missing)}
 
-    def _work(self, attempt: _Attempt, resources: Mapping[object, object]) -> Work:
+    def _work(self, attempt: _Attempt, resources: Mapping[object, object], lend: Lend | None) -> Work:
         """As the engine puts it together, with what is kept in the place of what leaves."""
         binding, batched = self._binding, self._binding.batched
         furnished = (resources, self._handler.wraps, self._most_bytes)
@@ -138,8 +142,8 @@ class Trial:
             if binding.is_async:
                 return LoopWork(course, PlainlyAsync(binding.async_runner(*furnished), batched, outlet))
             return ThreadWork(course, Plainly(binding.runner(*furnished), batched, outlet))
-        assert self._lend is not None  # who asks has seen to it
-        store = _LentStore(self._lend, attempt.kept)
+        assert lend is not None  # who asks has seen to it
+        store = _LentStore(lend, attempt.kept)
         if binding.is_async:
             return LoopWork(course, InTransactionsAsync(binding.async_runner(*furnished), batched, store, "", outlet))
         return ThreadWork(course, InTransactions(binding.runner(*furnished), batched, store, "", outlet))
@@ -245,3 +249,32 @@ class _LentTx(NamedTuple):
 
     def advance(self, old: int, new: int, leader_epoch: int | None = None) -> None:
         """There is no offset to move."""
+
+
+class _OnLoop(AbstractContextManager[object]):
+    """Entered and left on the event loop's own thread: work on a loop enters transactions from other threads, and a
+    connection of SQLite belongs to one."""
+
+    def __init__(self, lent: AbstractContextManager[object], loop: asyncio.AbstractEventLoop) -> None:
+        self._lent = lent
+        self._loop = loop
+
+    def __enter__(self) -> object:
+        return self._there(self._lent.__enter__)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._there(lambda: self._lent.__exit__(kind, error, trace))
+
+    def _there(self, step: Callable[[], T]) -> T:
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(step())
+            except BaseException as error:  # noqa: BLE001  (raised where it was asked for)
+                done.set_exception(error)
+
+        self._loop.call_soon_threadsafe(run)
+        return done.result()

@@ -1,15 +1,16 @@
 """`kconsume try`: today's handler on one record of the real topic, rolled back.
 
-Reads the record with a consumer of its own that joins no group and commits nothing, and calls the handler through
-the same binding as a run. Where the handler takes the store's transaction, it gets one that is always undone
-(`rehearsal` of the store).
+Reads the record with a consumer of its own that joins no group and commits nothing; the call itself is
+`kconsume.trial`'s, which is made of the parts of a run. Where the handler takes the store's transaction, it gets one that
+is always undone (`rehearsal` of the store); what it sends is shown, and does not leave.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple, Protocol, cast, runtime_checkable
 
@@ -20,11 +21,15 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from kconsume import console
 from kconsume.app import App
 from kconsume.cli.target import VARIABLE, app_argument, load
-from kconsume.errors import BrokerUnavailable, ConfigurationError, DecodeError, StoreUnavailable
-from kconsume.records import Message, Partition, Record, record_of
+from kconsume.decoding import text_of
+from kconsume.errors import BrokerUnavailable, ConfigurationError, DecodeError
+from kconsume.failures.policy import Policy
+from kconsume.output import Outgoing
+from kconsume.records import Headers, Message, Partition, Record, record_of
 from kconsume.runtime.budget import Deadline
 from kconsume.runtime.engine import ConsumerPlan, HandlerPlan
 from kconsume.settings import masked_address
+from kconsume.trial import Furniture, Lend, Trial, Tried
 
 _PATIENCE = 10.0
 _EMBEDDED = "embedded://"
@@ -48,6 +53,15 @@ class Place(NamedTuple):
         return cls(Partition.parse(where), int(offset))
 
 
+class Sent(msgspec.Struct):
+    """A record that would be sent."""
+
+    topic: str
+    key: str | None
+    value: str | None
+    headers: Mapping[str, str]
+
+
 class Outcome(msgspec.Struct):
     """What came of it; printed as it is with `--json`."""
 
@@ -58,6 +72,8 @@ class Outcome(msgspec.Struct):
     """Whether the handler wrote through a transaction, which was undone."""
     error: str | None = None
     trace: str | None = None
+    sent: list[Sent] = []
+    """What it would send."""
 
 
 class _Part(NamedTuple):
@@ -80,8 +96,8 @@ def rehearse(
     """What does my handler do with that record?
 
     Fetches exactly that record and runs today's handler of APP on it. No offset moves, and what the handler
-    writes through the store's transaction is rolled back. What it does elsewhere is real: a call, a file, a
-    message.
+    writes through the store's transaction is rolled back. What it sends through kconsume is shown, and not sent.
+    What it does elsewhere is real: a call, a file, a message. Its resources are built for it, and closed.
 
     \b
       kconsume try shop:app orders/3@1042
@@ -97,14 +113,14 @@ def rehearse(
     if not as_json:
         _show_record(wanted, record_of(message, scope))
         _show_handler(part)
-    error = _call(part, message, scope)
-    outcome = _outcome(part, wanted, error)
+    tried = _trial(found, part, scope).run([message])
+    outcome = _outcome(part, wanted, tried)
     if as_json:
         click.echo(msgspec.json.encode(outcome))
     else:
         _show_outcome(outcome, part)
-    if error is not None and debug:
-        _look_around(error)
+    if tried.error is not None and debug:
+        _look_around(tried.error)
     context.exit(0 if outcome.passes else 1)
 
 
@@ -237,39 +253,34 @@ class _Rehearsing(Protocol):
     def rehearsal(self) -> AbstractContextManager[_Lent]: ...
 
 
-def _call(part: _Part, message: Message, scope: str) -> BaseException | None:
-    """Run the handler; what it raised, if it did. An error of the store itself is raised."""
-    binding = part.handler.binding
-    try:
-        with _transaction(part) as connection:
-            halt = binding.runner()([message], (), connection, scope, [])
-            if halt is not None and halt.error is not None:
-                raise halt.error
-    except (KeyboardInterrupt, StoreUnavailable, ConfigurationError):
-        raise
-    except BaseException as error:  # noqa: BLE001  (whatever a handler raises is its outcome)
-        return binding.explain(message, error)
-    return None
+def _trial(app: App, part: _Part, scope: str) -> Trial:
+    furniture = Furniture(app._resources, app._given, app.shutdown)
+    # Whatever would become of the record in a run, here its failure is what a person wants to see.
+    handler = dataclasses.replace(part.handler, policy=Policy("stop"))
+    return Trial(handler, scope, furniture, _rehearsal(part), app._most_bytes)
 
 
-@contextmanager
-def _transaction(part: _Part) -> Iterator[object]:
-    """What the handler asked for, undone at the end."""
-    store = part.consumer.store
-    if part.handler.binding.transaction is None:
-        yield None
-    elif isinstance(store, _Rehearsing):
-        with store.rehearsal() as lent:
-            yield lent.connection
-    else:
+def _rehearsal(part: _Part) -> Lend | None:
+    """What the handler asks for, undone at the end."""
+    store, binding = part.consumer.store, part.handler.binding
+    if binding.transaction is None:
+        return None
+    if not isinstance(store, _Rehearsing):
         raise ConfigurationError(
-            f"{part.handler.binding.name} takes the transaction of {masked_address(store.address)}, which cannot lend "
-            f"one that is rolled back (it has no rehearsal()): run it against a copy of the data instead"
+            f"{binding.name} takes the transaction of {masked_address(store.address)}, which cannot lend one that is "
+            f"rolled back (it has no rehearsal()): run it against a copy of the data instead"
         )
 
+    @contextmanager
+    def lend() -> Iterator[object]:
+        with store.rehearsal() as lent:
+            yield lent.connection
 
-def _outcome(part: _Part, place: Place, error: BaseException | None) -> Outcome:
-    binding = part.handler.binding
+    return lend
+
+
+def _outcome(part: _Part, place: Place, tried: Tried) -> Outcome:
+    binding, error = part.handler.binding, tried.error
     return Outcome(
         record=str(place),
         handler=binding.name,
@@ -277,6 +288,17 @@ def _outcome(part: _Part, place: Place, error: BaseException | None) -> Outcome:
         rolled_back=binding.transaction is not None,
         error=None if error is None else f"{type(error).__name__}: {error}",
         trace=None if error is None or isinstance(error, DecodeError) else console.handlers_trace(error),
+        sent=[_sent(outgoing) for outgoing in tried.sent],
+    )
+
+
+def _sent(outgoing: Outgoing) -> Sent:
+    key, value = cast("bytes | None", outgoing.key), cast("bytes | None", outgoing.value)  # it is encoded
+    return Sent(
+        topic=cast(str, outgoing.topic),
+        key=None if key is None else _readable(key),
+        value=None if value is None else _readable(value),
+        headers={name: _readable(each) for name, each in cast(Headers, outgoing.headers)},
     )
 
 
@@ -320,9 +342,15 @@ def _show_handler(part: _Part) -> None:
     else:
         click.echo("  what it writes through the transaction is rolled back")
         click.echo("  what it does elsewhere (a call, a file, a message) is real")
+    if binding.sends:
+        click.echo("  what it sends through kconsume is shown here, and not sent")
+    if binding.resources:
+        click.echo(f"  built for it: {', '.join(map(text_of, binding.resources.values()))}")
 
 
 def _show_outcome(outcome: Outcome, part: _Part) -> None:
+    for sent in outcome.sent:
+        _show_sent(sent)
     undone = "; its writes were rolled back" if outcome.rolled_back else ""
     if outcome.passes:
         click.echo(f"passes{undone}")
@@ -331,3 +359,11 @@ def _show_outcome(outcome: Outcome, part: _Part) -> None:
         click.echo(outcome.trace)
     click.echo(f"fails{undone}: {outcome.error}")
     click.echo(f"in a run: {part.handler.policy}")
+
+
+def _show_sent(sent: Sent) -> None:
+    click.echo(f"would send to {sent.topic}")
+    click.echo(f"  key      {'(null)' if sent.key is None else sent.key}")
+    for name, value in sent.headers.items():
+        click.echo(f"  header   {name} = {value}")
+    click.echo(f"  value    {'(null)' if sent.value is None else sent.value}")

@@ -69,11 +69,11 @@ class Reloader:
             while True:
                 files = snapshot(self._folders)  # before the start, so that no change falls between the two
                 child = self._start(lifeline)
-                changed = self._await_change(child, files)
+                if changed := self._await_change(child, files):
+                    _log.info("changed files=%s, starting again", _listed(changed))
                 code = self._end(child)
                 if self._signals:
                     return code
-                _log.info("changed files=%s, starting again", _listed(changed))
 
     def _start(self, lifeline: int) -> subprocess.Popen[bytes]:
         self._told = False
@@ -157,7 +157,7 @@ def snapshot(folders: Sequence[Path]) -> Snapshot:
 
 def differences(before: Snapshot, after: Snapshot) -> list[str]:
     """The files that were added, changed or removed, as a person in this folder would write them."""
-    return sorted(os.path.relpath(path) for path, _ in set(before.items()) ^ set(after.items()))
+    return sorted({os.path.relpath(path) for path, _ in set(before.items()) ^ set(after.items())})
 
 
 def _python_files(folder: str) -> Iterator[tuple[os.DirEntry[str], tuple[int, int]]]:

@@ -16,10 +16,10 @@ from typing import Protocol
 
 from kconsume.backends.abc import TransactionalStore, Tx
 from kconsume.errors import Fenced, SendFailed, StoreUnavailable
-from kconsume.handler import AsyncRunner, Halt, Runner
 from kconsume.outlet import Outlet
 from kconsume.output import Outgoing
 from kconsume.records import Message
+from kconsume.runner import AsyncRunner, Halt, Runner
 from kconsume.runtime.course import Course, Outcome, PassOver, Rest, Step, Steps, Try
 from kconsume.runtime.lanes import Chunk, Lane, Report
 

@@ -6,20 +6,16 @@ connection sees the writes in it, and commits or rolls back.
 
 from __future__ import annotations
 
-import asyncio
+import inspect
 import sqlite3
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager
-from types import TracebackType
-from typing import Protocol, TypeVar, runtime_checkable
+from contextlib import contextmanager
+from typing import Protocol, runtime_checkable
 
 from kconsume.backends.sqlite_door import _NOT_YOURS as NOT_YOURS
 from kconsume.backends.sqlite_door import ENDED
 from kconsume.errors import ConfigurationError, TransactionMisused
 from kconsume.trial import Lend
-
-T = TypeVar("T")
 
 _MARK = "kconsume_feed"
 
@@ -29,17 +25,11 @@ def borrow(connection: object) -> Lend:
     if isinstance(connection, sqlite3.Connection):
         _begin(lambda: None if connection.in_transaction else connection.execute("BEGIN"))
         return lambda: _lent_sqlite(connection)
-    if isinstance(connection, _Executes) and not asyncio.iscoroutinefunction(connection.execute):
+    if isinstance(connection, _Executes) and not inspect.iscoroutinefunction(connection.execute):
         if getattr(connection, "autocommit", False):  # otherwise the first statement begins one
             _begin(lambda: connection.execute("BEGIN"))
         return lambda: _lent(connection)
     return lambda: _as_it_is(connection)
-
-
-def borrow_on_loop(connection: object) -> Lend:
-    """The same for an `async def`: entered and left on the event loop's thread, whichever thread asks."""
-    lend, loop = borrow(connection), asyncio.get_running_loop()
-    return lambda: _OnLoop(lend(), loop)
 
 
 @runtime_checkable
@@ -98,49 +88,21 @@ def _lent(connection: _Executes) -> Iterator[object]:
     connection.execute(f"SAVEPOINT {_MARK}")
     try:
         yield connection
-        _release(connection)
-    except BaseException:
-        connection.execute(f"ROLLBACK TO SAVEPOINT {_MARK}")
         connection.execute(f"RELEASE SAVEPOINT {_MARK}")
+    except BaseException as error:
+        _undo(connection, error)
         raise
 
 
-def _release(connection: _Executes) -> None:
+def _undo(connection: _Executes, error: BaseException) -> None:
     try:
+        connection.execute(f"ROLLBACK TO SAVEPOINT {_MARK}")
         connection.execute(f"RELEASE SAVEPOINT {_MARK}")
-    except Exception as error:
-        raise TransactionMisused(ENDED) from error
+    except Exception:  # noqa: BLE001  (the mark is gone, whatever the database says to that)
+        raise TransactionMisused(NOT_YOURS) from error
 
 
 @contextmanager
 def _as_it_is(connection: object) -> Iterator[object]:
     """What it is, nobody here knows, so nothing of it can be undone."""
     yield connection
-
-
-class _OnLoop(AbstractContextManager[object]):
-    """A connection of SQLite belongs to one thread, and work on an event loop enters transactions from others."""
-
-    def __init__(self, lent: AbstractContextManager[object], loop: asyncio.AbstractEventLoop) -> None:
-        self._lent = lent
-        self._loop = loop
-
-    def __enter__(self) -> object:
-        return self._there(self._lent.__enter__)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        return self._there(lambda: self._lent.__exit__(kind, error, trace))
-
-    def _there(self, step: Callable[[], T]) -> T:
-        done: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                done.set_result(step())
-            except BaseException as error:  # noqa: BLE001  (raised where it was asked for)
-                done.set_exception(error)
-
-        self._loop.call_soon_threadsafe(run)
-        return done.result()

@@ -13,7 +13,8 @@ import pytest
 
 from kconsume import App, Batch, DecodeError, Record
 from kconsume.errors import InvalidHandler
-from kconsume.handler import Binding, Halt, Offer, bind
+from kconsume.handler import Binding, Offer, bind
+from kconsume.runner import Halt
 from tests.unit.fakes import FakeMessage, Writes
 
 if TYPE_CHECKING:
