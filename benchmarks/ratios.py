@@ -31,6 +31,9 @@ class Bar(NamedTuple):
     def text(self, compared: float) -> str:
         return f"{compared:+,.0f} {self.unit}" if self.unit else f"{compared:.{self.digits}f}"
 
+    def range(self, low: float, high: float) -> str:
+        return f"{low:+,.0f}–{high:+,.0f}" if self.unit else f"{self.text(low)}–{self.text(high)}"
+
     def __str__(self) -> str:
         limit = f"{self.limit:+g} {self.unit}" if self.unit else f"{self.limit:g}"
         return f"{'≥' if self.at_least else '≤'} {limit}"

@@ -84,13 +84,13 @@ def table(results: Sequence[Result]) -> Table:
         shown.add_column(column, justify="right" if numbers else "left", no_wrap=True)
     for result in results:
         case, both = result.case, result.middle
-        middle, low, high = map(case.bar.text, result.compared)
+        compared = result.compared
         shown.add_row(
             case.name,
             "\n".join(case.names),
             "\n".join(map(case.unit.figure, both)),
             "\n".join(map(case.unit.cost, both)),
-            f"{middle}\n{low}–{high}",
+            f"{case.bar.text(compared.median)}\n{case.bar.range(compared.low, compared.high)}",
             str(case.bar),
             Text(result.verdict, style="green" if result.met else "bold red"),
             end_section=True,

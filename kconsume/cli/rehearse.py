@@ -1,8 +1,8 @@
 """`kconsume try`: today's handler on one record of the real topic, rolled back.
 
 Reads the record with a consumer of its own that joins no group and commits nothing; the call itself is
-`kconsume.trial`'s, which is made of the parts of a run. Where the handler takes the store's transaction, it gets one that
-is always undone (`rehearsal` of the store); what it sends is shown, and does not leave.
+`kconsume.trial`'s, which is made of the parts of a run. Where the handler takes the store's transaction, it gets one
+that is always undone (`rehearsal` of the store); what it sends is shown, and does not leave.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple, Protocol, cast, runtime_checkable
 
@@ -59,7 +59,7 @@ class Sent(msgspec.Struct):
     topic: str
     key: str | None
     value: str | None
-    headers: Mapping[str, str]
+    headers: list[tuple[str, str]]
 
 
 class Outcome(msgspec.Struct):
@@ -298,7 +298,7 @@ def _sent(outgoing: Outgoing) -> Sent:
         topic=cast(str, outgoing.topic),
         key=None if key is None else _readable(key),
         value=None if value is None else _readable(value),
-        headers={name: _readable(each) for name, each in cast(Headers, outgoing.headers)},
+        headers=[(name, _readable(each)) for name, each in cast(Headers, outgoing.headers)],
     )
 
 
@@ -364,6 +364,6 @@ def _show_outcome(outcome: Outcome, part: _Part) -> None:
 def _show_sent(sent: Sent) -> None:
     click.echo(f"would send to {sent.topic}")
     click.echo(f"  key      {'(null)' if sent.key is None else sent.key}")
-    for name, value in sent.headers.items():
+    for name, value in sent.headers:
         click.echo(f"  header   {name} = {value}")
     click.echo(f"  value    {'(null)' if sent.value is None else sent.value}")

@@ -101,7 +101,7 @@ class _Run:
                 outcome = yield Try(part, part)
                 if outcome.done:
                     lane.pace.took(outcome.done, _clock() - began)
-                    self._passed(part[: outcome.done])
+                    self._passed(part if outcome.done == len(part) else part[: outcome.done])
                 if outcome.error is not None and not (yield from self._failed(part[outcome.done :], outcome)):
                     return
             except SendFailed as error:

@@ -15,12 +15,14 @@ class Gathering:
     """The records of one lane on their way into batches. `most_bytes` bounds what waits; a batch that would need more
     is cut short."""
 
-    __slots__ = ("_batching", "_bytes", "_due", "_messages", "_most_bytes")
+    __slots__ = ("_batching", "_bytes", "_due", "_messages", "_most_bytes", "_weighed")
 
     def __init__(self, batching: Batching, most_bytes: int) -> None:
         self._batching = batching
         self._most_bytes = most_bytes
         self._messages: list[Message] = []
+        self._weighed = 0
+        """So many of them are counted in `bytes`; only what has to wait is."""
         self._bytes = 0
         self._due = 0.0
 
@@ -36,14 +38,18 @@ class Gathering:
         if not self._messages:
             self._due = now + self._batching.wait
         self._messages = self._messages + messages if self._messages else messages
-        self._bytes += sum(map(len, messages))
 
     def ready(self, now: float) -> Chunk | None:
         """The next batch, if it is full or due. What is left waits anew."""
         messages, most = self._messages, self._batching.records
-        if not messages or (len(messages) < most and now < self._due and self._bytes < self._most_bytes):
+        if not messages or (len(messages) < most and now < self._due and self._weigh() < self._most_bytes):
             return None
         batch, rest = (messages, []) if len(messages) <= most else (messages[:most], messages[most:])
         self._messages, self._due = rest, now + self._batching.wait
-        self._bytes = sum(map(len, rest))
+        self._bytes = self._weighed = 0
         return Chunk(batch, batch[0].offset(), batch[-1].offset())
+
+    def _weigh(self) -> int:
+        self._bytes += sum(map(len, self._messages[self._weighed :]))
+        self._weighed = len(self._messages)
+        return self._bytes

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Protocol
@@ -18,7 +18,6 @@ from kconsume.backends.abc import TransactionalStore, Tx
 from kconsume.errors import Fenced, SendFailed, StoreUnavailable
 from kconsume.outlet import Outlet
 from kconsume.output import Outgoing
-from kconsume.records import Message
 from kconsume.runner import AsyncRunner, Halt, Runner
 from kconsume.runtime.course import Course, Outcome, PassOver, Rest, Step, Steps, Try
 from kconsume.runtime.lanes import Chunk, Lane, Report
@@ -158,10 +157,10 @@ class InTransactions:
                     outcome = _or_undo(_outcome(step, halt, self._batched))
                     if sent and self._outlet is not None:
                         self._outlet.deliver(sent).result()
-                _advance(tx, lane, step.part[: outcome.done])
+                _advance(tx, lane, step, outcome)
         except BaseException as error:  # noqa: BLE001  (judged there)
             return _undone(step, error)
-        return _stored(lane, step.part[: outcome.done], outcome)
+        return _stored(lane, step, outcome)
 
 
 class InTransactionsAsync:
@@ -185,10 +184,10 @@ class InTransactionsAsync:
                     outcome = _or_undo(_outcome(step, _unless_cancelled(halt), self._batched))
                     if sent and self._outlet is not None:
                         await asyncio.wrap_future(self._outlet.deliver(sent))
-                await asyncio.to_thread(_advance, tx, lane, step.part[: outcome.done])
+                await asyncio.to_thread(_advance, tx, lane, step, outcome)
         except BaseException as error:  # noqa: BLE001  (judged there)
             return _undone(step, error)
-        return _stored(lane, step.part[: outcome.done], outcome)
+        return _stored(lane, step, outcome)
 
 
 class _OffTheLoop:
@@ -246,14 +245,15 @@ def _undone(step: Try | PassOver, error: BaseException) -> Outcome:
     return Outcome(0, step.part[0], error, certain=len(step.part) == 1)
 
 
-def _advance(tx: Tx, lane: Lane, done: Sequence[Message]) -> None:
-    if done:
-        tx.advance(lane.stored, done[-1].offset() + 1, done[-1].leader_epoch())
+def _advance(tx: Tx, lane: Lane, step: Try | PassOver, outcome: Outcome) -> None:
+    if outcome.done:
+        last = step.part[outcome.done - 1]
+        tx.advance(lane.stored, last.offset() + 1, last.leader_epoch())
 
 
-def _stored(lane: Lane, done: Sequence[Message], outcome: Outcome) -> Outcome:
-    if done:
-        lane.stored = done[-1].offset() + 1
+def _stored(lane: Lane, step: Try | PassOver, outcome: Outcome) -> Outcome:
+    if outcome.done:
+        lane.stored = step.part[outcome.done - 1].offset() + 1
     return outcome
 
 

@@ -42,7 +42,11 @@ def order(shop: Shop, *numbers: int) -> None:
 
 
 def await_reserved(shop: Shop, running: Running, *numbers: int) -> None:
-    eventually(lambda: shop.reserved() == list(numbers), what=f"{numbers} reserved; {running.err}")
+    try:
+        eventually(lambda: shop.reserved() == list(numbers), what=f"{numbers} reserved")
+    except AssertionError as error:
+        error.add_note(f"reserved are {shop.reserved()}, and it said: {running.err}")
+        raise
 
 
 def consumers(shop: Shop) -> list[str]:

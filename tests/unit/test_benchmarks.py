@@ -119,7 +119,7 @@ def test_a_difference_decides_as_a_ratio_does_and_is_shown_with_its_unit() -> No
 
     split = Result(More(), rounds_of((1500, 1000), (2000, 1300), (900, 500)))
     assert (split.met, split.clear) == (True, False)
-    assert list(table([split]).columns[4].cells) == ["+500 ns\n+400 ns–+700 ns"]
+    assert list(table([split]).columns[4].cells) == ["+500 ns\n+400–+700"]
 
 
 @pytest.mark.parametrize("form", ["bytes", "typed"])
