@@ -21,8 +21,7 @@ from kconsume.backends.registry import open_store
 from kconsume.cluster import Cluster
 from kconsume.decoding import text_of
 from kconsume.errors import ConfigurationError, HandlerFailed
-from kconsume.handler import MOST_BYTES
-from kconsume.outlet import Outlet, producer_settings
+from kconsume.outlet import Outlet, most_bytes, producer_settings
 from kconsume.output import Outgoing, OutgoingHeaders, encoded
 from kconsume.records import Partition
 from kconsume.registration import Declared, Options, Registration
@@ -83,6 +82,7 @@ class App(Decorators):
         """Resources that tests put in the place of those declared."""
         self._outlet: Outlet | None = None
         self._sending = threading.Lock()
+        self._starting = threading.Lock()
         self._store(offsets)
 
     def send(self, topic: str, value: object, key: bytes | str | None = None, headers: OutgoingHeaders = ()) -> None:
@@ -98,6 +98,11 @@ class App(Decorators):
         Returns when everything was drained; otherwise ends the process with an exit code (`docs/running.md`).
         A second signal leaves at once.
         """
+        if threading.current_thread() is not threading.main_thread():
+            raise ConfigurationError(
+                "app.run() handles signals, which only the main thread can: call it there, or consume in this thread "
+                "with `with app.running():`"
+            )
         console.set_up_logging()
         supervisor = self._start(report_ends=False)
         with supervisor.signals():
@@ -216,10 +221,12 @@ class App(Decorators):
         try:
             with body:
                 yield self
-        finally:
+        except BaseException:
             supervisor.stop()
-            report = self._finish(supervisor)
-        _raise(report)
+            _tell(self._finish(supervisor))
+            raise
+        supervisor.stop()
+        _raise(self._finish(supervisor))
 
     @asynccontextmanager
     async def _running_on_loop(self) -> AsyncIterator[App]:
@@ -230,25 +237,27 @@ class App(Decorators):
                 raise cancelled
             with body:
                 yield self
-        finally:
-            supervisor.stop()
-            # Handlers end on this loop meanwhile.
-            report, cancelled = await in_thread(lambda: self._finish(supervisor))
-            if cancelled is not None:
-                raise cancelled
+        except BaseException:
+            _tell((await self._finish_off_loop(supervisor))[0])
+            raise
+        report, cancelled = await self._finish_off_loop(supervisor)
+        if cancelled is not None:
+            _tell(report)
+            raise cancelled
         _raise(report)
 
     def _start(self, *, report_ends: bool, body: Interruptible | None = None, home: Home | None = None) -> Supervisor:
-        if self._supervisor is not None:
-            raise ConfigurationError("this app is running already: stop it first, or make a second App")
-        logs.install()
-        for sentence in self.unknown_variables():
-            _log.warning("%s", sentence)
-        plans = self.plans(report_ends=report_ends)
-        home = home or OwnLoop(f"kconsume-loop-{self.group}")
-        furnishing = Furnishing(self._resources, self._given, home)
-        shared = Shared(home, furnishing, self._outlet_to(set()), self._most_bytes)
-        supervisor = self._supervisor = Supervisor(plans, self.shutdown, shared, body or Body())
+        with self._starting:
+            if self._supervisor is not None:
+                raise ConfigurationError("this app is running already: stop it first, or make a second App")
+            logs.install()
+            for sentence in self.unknown_variables():
+                _log.warning("%s", sentence)
+            plans = self.plans(report_ends=report_ends)
+            home = home or OwnLoop(f"kconsume-loop-{self.group}")
+            furnishing = Furnishing(self._resources, self._given, home)
+            shared = Shared(home, furnishing, self._outlet_to(set()), self._most_bytes)
+            supervisor = self._supervisor = Supervisor(plans, self.shutdown, shared, body or Body())
         try:
             supervisor.start()
         except BaseException:
@@ -262,6 +271,11 @@ class App(Decorators):
         finally:
             self._supervisor = self._outlet = None
 
+    async def _finish_off_loop(self, supervisor: Supervisor) -> tuple[Report, asyncio.CancelledError | None]:
+        """Handlers end on this loop meanwhile; it is left when they have, also by a task that was cancelled."""
+        supervisor.stop()
+        return await in_thread(lambda: self._finish(supervisor))
+
     def _outlet_to(self, topics: set[str]) -> Outlet:
         """The way out: one a run, or one for what is sent outside runs."""
         brokers = self._address(topics)
@@ -272,7 +286,7 @@ class App(Decorators):
 
     @property
     def _most_bytes(self) -> int:
-        return int(self.kafka.get("message.max.bytes", MOST_BYTES))
+        return most_bytes(self.kafka)
 
     def _steer(self, partitions: Sequence[Partition | str], act: Callable[[Engine, list[Partition]], None]) -> None:
         supervisor = self._supervisor
@@ -305,7 +319,7 @@ class App(Decorators):
 
     def _add_resource(self, resource: Resource) -> None:
         known = self._resources.get(resource.provides)
-        if known is not None:
+        if known is not None and known is not resource:  # the same one may come by two routers
             raise ConfigurationError(
                 f"{known.name} and {resource.name} both provide {text_of(resource.provides)}, and handlers ask by "
                 f"type: let one of them provide a type of its own, such as a subclass"
@@ -351,9 +365,24 @@ def _checked(store: OffsetStore) -> OffsetStore:
     )
 
 
+def _tell(report: Report) -> None:
+    """A failure that cannot be raised, because another error is on its way: said all the same."""
+    _tell_abandoned(report)
+    if report.failure is not None:
+        _log.error("%s", report.failure, exc_info=report.failure)
+
+
+def _tell_abandoned(report: Report) -> None:
+    for partition in report.abandoned:
+        _log.error("abandoned partition=%s: its handler had not ended at the deadline; it comes again", partition)
+
+
 def _raise(report: Report) -> None:
+    _tell_abandoned(report)
     failure = report.failure
-    if isinstance(failure, HandlerFailed) and failure.__cause__ is not None:
+    # A handler's own CancelledError stays the cause: raised itself, it would look as if our caller were cancelled,
+    # and an asyncio.TaskGroup passes over it.
+    if isinstance(failure, HandlerFailed) and not isinstance(failure.__cause__, asyncio.CancelledError | None):
         failure.__cause__.add_note(f"kconsume: {failure}")
         failure = failure.__cause__
     if failure is not None:

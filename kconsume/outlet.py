@@ -81,7 +81,7 @@ _SENTENCES: Mapping[int, str] = {
     KafkaError._PURGE_INFLIGHT: f"a record to topic {{topic!r}} {_NOT_IN_TIME}",
     KafkaError._QUEUE_FULL: (
         "a record to topic {topic!r} was not sent, because the queue to {brokers} has been full for "
-        "{seconds}{reason}: check that the brokers are well"
+        "{seconds}{reason}: check that the brokers are well, and that the record fits in queue.buffering.max.kbytes"
     ),
 }
 
@@ -96,6 +96,11 @@ def producer_settings(brokers: str, overrides: Mapping[str, ClientValue]) -> dic
     chosen = {name: value for name, value in overrides.items() if name not in _DROPPED}
     client = {"client.id": f"kconsume-{socket.gethostname()}-{os.getpid()}"}
     return {**DEFAULTS, **client, **connection_settings(brokers, chosen), **_KEPT}
+
+
+def most_bytes(settings: Mapping[str, ClientValue]) -> int:
+    """How many bytes of a record's own fit into a message, with these properties of the client."""
+    return int(settings.get("message.max.bytes", 1_000_000)) - _FRAMING
 
 
 class Outlet:
@@ -115,7 +120,7 @@ class Outlet:
     @property
     def most(self) -> int:
         """How many bytes the key, the value and the headers of a record may have together."""
-        return int(self._settings.get("message.max.bytes", 1_000_000)) - _FRAMING
+        return most_bytes(self._settings)
 
     def open(self) -> None:
         """Connect now: settings that the client refuses are an error at the start, and the first record is not held
@@ -126,8 +131,8 @@ class Outlet:
         """Send records that were `encoded`, in this order. The future ends when the broker has confirmed every one,
         or with `SendFailed`; then some may have been written, and none is still under way.
 
-        Waits only while the client's queue is full. Raises `SendFailed` if the outlet is closed, or another
-        process's.
+        Waits only while the client's queue is full. Raises `SendFailed` if the outlet is closed, or another process's.
+        What is added to the future runs on the serving thread: it must neither wait nor deliver.
         """
         shipment = _Shipment(len(outgoing))
         if outgoing:
@@ -225,9 +230,10 @@ class _Line:
     """A producer, and the thread that serves its delivery reports."""
 
     def __init__(self, settings: Mapping[str, ClientValue], name: str) -> None:
+        self._trouble: deque[KafkaError] = deque(maxlen=8)
+        self._producer: Producer | None = _producer(settings, self._trouble.append)
         self._brokers = settings["bootstrap.servers"]
         self._patience = _timeout(settings)
-        self._trouble: deque[KafkaError] = deque(maxlen=8)
         self._finished: list[_Shipment] = []
         self._pending: set[_Shipment] = set()
         self._guard = threading.Lock()
@@ -235,7 +241,6 @@ class _Line:
         self._calm = threading.Condition(self._guard)
         self._closing = False
         self._over = threading.Event()
-        self._producer: Producer | None = _producer(settings, self._trouble.append)
         self._thread = threading.Thread(target=self._serve, name=f"kconsume-outlet-{name}", daemon=True)
         self._thread.start()
 

@@ -50,12 +50,13 @@ class Sender:
 
     def send(self, topic: str, value: object, key: bytes | str | None = None, headers: OutgoingHeaders = ()) -> None:
         """Send a record when the handler has returned; raises `SendFailed` now if it can never be sent."""
-        if self._closed:
+        ready = encoded(Outgoing(value, key, headers, topic), None, self._most)
+        if self._closed:  # asked last, for the handler may return on another thread meanwhile
             raise SendFailed(
                 f"a record to topic {topic!r} was sent after the handler had returned, and would be lost: send it "
                 f"inside the handler, and wait there for the threads that it starts"
             )
-        self._buffer.append(encoded(Outgoing(value, key, headers, topic), None, self._most))
+        self._buffer.append(ready)
 
     def close(self) -> None:
         """The handler has returned and its buffer was taken: what is sent from now on is refused."""
@@ -178,10 +179,10 @@ def _utf8(text: str, what: str) -> bytes:
 
 
 def _check_topic(topic: object) -> None:
-    if not isinstance(topic, str) or not _is_a_name(topic):
+    if not isinstance(topic, str) or not is_topic_name(topic):
         raise SendFailed(f"{topic!r} is no topic name: use 1 to 249 of a-z A-Z 0-9 . _ -")
 
 
 @lru_cache(maxsize=1024)  # asked for every record, and nearly always of the same few
-def _is_a_name(topic: str) -> bool:
+def is_topic_name(topic: str) -> bool:
     return _TOPIC.fullmatch(topic) is not None and topic not in {".", ".."}

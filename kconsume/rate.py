@@ -42,18 +42,30 @@ class _Grant(NamedTuple):
     records: int
 
 
+class _Turn(NamedTuple):
+    """The place of one who was told to wait."""
+
+    least: int
+    kept_until: float
+
+
 class Limiter:
     """Keeps one handler's rate in one process. Its worker threads share it.
 
     In every stretch of `per` seconds no more than `records` are granted. A caller that needs more than that at
     once, a batch larger than the rate, gets it when nothing counts any more, and the batch then counts for as many
-    times `per` as it is larger, so that the rate holds over time. There is no queue: who asks first when there is
-    room is granted.
+    times `per` as it is larger, so that the rate holds over time. Those who give their name are granted in turn: a
+    batch that needs much room would otherwise be kept out for ever by those who need little.
     """
 
     _GRAINS = 128
     """How finely a window is remembered. What is granted within one grain counts as granted at its last moment:
     never too many are let through, and the memory is the same for a million records a second."""
+
+    _KEPT = 0.5
+    """Seconds for which the turn of one who does not ask again is kept."""
+
+    _MOMENT = 0.005
 
     def __init__(self, rate: Rate, clock: Callable[[], float] = time.monotonic) -> None:
         self._records = rate.records
@@ -63,21 +75,39 @@ class Limiter:
         self._lock = threading.Lock()
         self._grants: deque[_Grant] = deque()
         self._granted = 0
+        self._turns: dict[object, _Turn] = {}
 
-    def take(self, least: int, most: int) -> tuple[int, float]:
-        """`(n, 0.0)`: n records may start now, least <= n <= most. `(0, seconds)`: ask again after so long.
+    def take(self, least: int, most: int, who: object = None) -> tuple[int, float]:
+        """`(n, 0.0)`: n records may start now, least <= n <= most. `(0, seconds)`: ask again after so long, or sooner.
 
-        Needs 1 <= least <= most. Does not wait.
+        Needs 1 <= least <= most. `who` asks, for its turn; None takes what there is. Does not wait.
         """
         with self._lock:
             now = self._clock()  # inside, so that the moments in the deque are in order
             self._forget(now)
+            if who is not None and (ahead := self._ahead_of(who, now)) is not None:
+                self._turns[who] = _Turn(least, now + self._KEPT)
+                return 0, max(self._MOMENT, _seconds(now, self._free_at(ahead.least)) if self._grants else 0.0)
             room = self._room(least)
             if room < least:
+                if who is not None:
+                    self._turns[who] = _Turn(least, now + self._KEPT)
                 return 0, _seconds(now, self._free_at(least))
+            self._turns.pop(who, None)
             granted = min(most, room)
             self._remember(now, granted)
             return granted, 0.0
+
+    def _ahead_of(self, who: object, now: float) -> _Turn | None:
+        """The turn that comes first, if it is another's."""
+        while self._turns:
+            first, turn = next(iter(self._turns.items()))
+            if first is who:
+                return None
+            if turn.kept_until > now:
+                return turn
+            del self._turns[first]  # it has stopped, and does not ask any more
+        return None
 
     def _forget(self, now: float) -> None:
         while self._grants and self._grants[0].expires <= now:

@@ -7,7 +7,7 @@ arguments matched. No I/O.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
 
 from kconsume.backends.abc import OffsetStore
@@ -16,6 +16,7 @@ from kconsume.batches import Batching
 from kconsume.errors import ConfigurationError, InvalidHandler
 from kconsume.failures.policy import OnError, Policy
 from kconsume.handler import Binding, Offer, bind
+from kconsume.output import is_topic_name
 from kconsume.rate import Rate
 from kconsume.resources import Resource
 from kconsume.runtime.claims import Begin
@@ -66,18 +67,19 @@ class Options:
             raise ConfigurationError(f"start={self.start!r} is unknown: choose 'earliest', 'latest' or 'error'")
         Policy(self.on_error)
         for name, value in (("concurrency", self.concurrency), ("chunk", self.chunk)):
-            if value is not None and value < 1:
-                raise ConfigurationError(f"{name}={value} leaves nothing to run: use 1 or more, or leave it out")
-        partitions = self.partitions
-        if partitions is not None and (len(self.topics) != 1 or not partitions or min(partitions) < 0):
+            if value is not None and not _is_whole(value, at_least=1):
+                raise ConfigurationError(f"{name}={value!r} leaves nothing to run: use 1 or more, or leave it out")
+        if self.partitions is not None and (len(self.topics) != 1 or not _are_numbers(self.partitions)):
             raise ConfigurationError("partitions= names partition numbers of exactly one topic: partitions=[0, 1]")
         for keyword, given, kind in (("batch", self.batch, Batching), ("rate", self.rate, Rate)):
             if given is not None and not isinstance(given, kind):
                 raise ConfigurationError(
                     f"{keyword}= takes a {kind.__name__}, and got {given!r}: write {keyword}={kind.__name__}(50)"
                 )
-        if self.to is not None and not (self.to and isinstance(self.to, str)):
-            raise ConfigurationError(f"to= takes the name of a topic, and got {self.to!r}: write to='shipped'")
+        if self.to is not None and not _is_topic(self.to):
+            raise ConfigurationError(
+                f"to= takes the name of a topic, 1 to 249 of a-z A-Z 0-9 . _ -, and got {self.to!r}: write to='shipped'"
+            )
 
     def check_with(self, signature: Signature) -> None:
         """Refuse what cannot work with this handler."""
@@ -97,6 +99,18 @@ class Options:
                 f"{name} gets batches, each in one transaction, so chunk= means nothing: say how large they are with "
                 f"batch=Batching(records={self.chunk})"
             )
+
+
+def _is_whole(value: object, at_least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= at_least
+
+
+def _is_topic(value: object) -> bool:
+    return isinstance(value, str) and is_topic_name(value)
+
+
+def _are_numbers(partitions: object) -> bool:
+    return isinstance(partitions, Collection) and bool(partitions) and all(_is_whole(p, 0) for p in partitions)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

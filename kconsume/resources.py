@@ -24,15 +24,18 @@ from collections.abc import (
 )
 from typing import Any
 
-from kconsume.decoding import text_of
+from kconsume.batches import Batch
+from kconsume.decoding import text_of, without_none
 from kconsume.errors import InvalidHandler, ResourceFailed
+from kconsume.output import Sender
+from kconsume.records import Record
 
 _log = logging.getLogger("kconsume.resources")
 
 _ITERATED = (Iterator, Generator, Iterable, AsyncIterator, AsyncGenerator, AsyncIterable)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Resource:
     """How something is made."""
 
@@ -56,11 +59,21 @@ def read_resource(function: Callable[..., object], names: Mapping[str, object] |
             f"the resource {name} has an annotation that does not exist at run time ({error}): import it outside "
             f"`if TYPE_CHECKING:`, because handlers ask for it by that type"
         ) from error
+    except Exception as error:  # an annotation is an expression, and may raise anything
+        raise InvalidHandler(
+            f"the resource {name} has an annotation that cannot be read ({type(error).__name__}: {error}): correct it, "
+            f"because handlers ask for it by that type"
+        ) from error
     provides = _provided(function, name, hints.get("return"))
     needs: dict[str, object] = {}
     for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise InvalidHandler(
+                f"the resource {name} takes {parameter}, which cannot be given by name: name each resource that it "
+                f"needs as a plain parameter, with its type"
+            )
         if parameter.name in hints and parameter.default is parameter.empty:
-            needs[parameter.name] = hints[parameter.name]
+            needs[parameter.name] = without_none(hints[parameter.name])[0]
         elif parameter.default is parameter.empty:
             raise InvalidHandler(
                 f"the resource {name} does not say what {parameter.name!r} is: annotate it with the type of another "
@@ -86,7 +99,13 @@ def _provided(function: Callable[..., object], name: str, said: object) -> objec
             f"the resource {name} must say the type that it provides: annotate it, for example "
             f"def {name}() -> {example}[Client] with a yield"
         )
-    return provided
+    if any(provided is ours for ours in (Record, Batch, Sender)):
+        raise InvalidHandler(
+            f"the resource {name} provides {text_of(provided)}, which handlers get from kconsume: let it provide a "
+            f"type of its own"
+        )
+    # A handler that asks for it with `| None` asks for it without.
+    return without_none(provided)[0]
 
 
 class Shelf:
@@ -97,10 +116,28 @@ class Shelf:
         self._declared = declared
         self._built: dict[object, object] = dict(given or {})
         self._closers: list[tuple[str, Callable[[], object]]] = []
+        self.closing = "nothing"
+        """The name of the resource that is being closed."""
 
-    async def build(self, wanted: typing.Iterable[object]) -> dict[object, object]:
+    def needed(self, wanted: Iterable[object]) -> list[Resource]:
+        """What has to be made for it, each after what it needs. What cannot be had is refused, before any is made."""
+        found: dict[object, Resource] = {}
+        for hint in wanted:
+            self._find(hint, (), found)
+        return list(found.values())
+
+    async def build(self, wanted: Iterable[object]) -> dict[object, object]:
         """Sync ones are made where this runs."""
-        return {hint: await self._get(hint, ()) for hint in wanted}
+        wanted = list(wanted)
+        for resource in self.needed(wanted):
+            arguments = {parameter: self._built[needed] for parameter, needed in resource.needs.items()}
+            try:
+                self._built[resource.provides] = await self._make(resource, arguments)
+            except (Exception, asyncio.CancelledError, SystemExit) as error:
+                raise ResourceFailed(
+                    f"the resource {resource.name} could not be built: {type(error).__name__}: {error}"
+                ) from error
+        return {hint: self._built[hint] for hint in wanted}
 
     @property
     def empty(self) -> bool:
@@ -111,6 +148,7 @@ class Shelf:
         first: ResourceFailed | None = None
         while self._closers:
             name, close = self._closers.pop()
+            self.closing = name
             try:
                 ended = close()
                 if inspect.isawaitable(ended):
@@ -122,26 +160,19 @@ class Shelf:
                 first = first or failed
         return first
 
-    async def _get(self, hint: object, above: tuple[str, ...]) -> object:
-        if hint in self._built:
-            return self._built[hint]
+    def _find(self, hint: object, above: tuple[Resource, ...], found: dict[object, Resource]) -> None:
+        if hint in self._built or hint in found:
+            return
         resource = self._declared.get(hint)
         if resource is None:
-            asking = f"the resource {above[-1]} asks for" if above else "a handler asks for"
+            asking = f"the resource {above[-1].name} asks for" if above else "a handler asks for"
             raise InvalidHandler(f"{asking} {text_of(hint)}, which no @app.resource provides: declare one that does")
-        if resource.name in above:
-            circle = " → ".join((*above, resource.name))
+        if resource in above:
+            circle = " → ".join(each.name for each in (*above, resource))
             raise InvalidHandler(f"resources need one another in a circle ({circle}): let one of them make the other")
-        arguments = {
-            parameter: await self._get(needed, (*above, resource.name)) for parameter, needed in resource.needs.items()
-        }
-        try:
-            self._built[hint] = await self._make(resource, arguments)
-        except Exception as error:
-            raise ResourceFailed(
-                f"the resource {resource.name} could not be built: {type(error).__name__}: {error}"
-            ) from error
-        return self._built[hint]
+        for needed in resource.needs.values():
+            self._find(needed, (*above, resource), found)
+        found[hint] = resource
 
     async def _make(self, resource: Resource, arguments: Mapping[str, object]) -> object:
         made = resource.make(**arguments)

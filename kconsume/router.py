@@ -94,6 +94,8 @@ class Decorators(ABC):
         """
         if not isinstance(router, Router):
             raise ConfigurationError(f"include takes a Router, and got a {type(router).__name__}: include(Router())")
+        if group is not None:
+            check_group(group)
         router._included(_Place(self, group, offsets))
 
     def _check(self, options: Options) -> None:
@@ -146,6 +148,8 @@ class Router(Decorators):
             place.by._add_resource(resource)
 
     def _included(self, place: _Place) -> None:
+        if place.by is self or (isinstance(place.by, Router) and place.by._is_within(self)):
+            raise ConfigurationError("a router would include itself, at once or by way of others: include it in an app")
         if any(known.by is place.by for known in self._places):
             raise ConfigurationError("this router was included already: include it once in an app")
         for resource in self._resources:
@@ -153,6 +157,11 @@ class Router(Decorators):
         for declared in self._handlers:
             self._hand_on(declared, place)
         self._places.append(place)
+
+    def _is_within(self, other: Router) -> bool:
+        """Whether the other has included it, directly or by way of others."""
+        outer = [place.by for place in self._places if isinstance(place.by, Router)]
+        return other in outer or any(router._is_within(other) for router in outer)
 
     def _hand_on(self, declared: Declared, place: _Place) -> None:
         options = declared.options

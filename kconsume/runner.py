@@ -157,7 +157,9 @@ def _parts(binding: Binding, wrapped: bool) -> tuple[str, dict[str, str]]:
     if binding.batched:
         return _BATCH, {**parts, "payload": _batch_payload(signature)}
     of_message = any("message" in argument for argument in arguments)
-    before = "mark = len(sent)\n            " if binding.sends else ""
+    # A sender for each record: one that was kept is refused, and its record's sends are not undone with another's.
+    renewed = "sender.close(); sender = Sender(sent, most); " if binding.takes_sender else ""
+    before = f"{renewed}mark = len(sent)\n            " if binding.sends else ""
     before += "value = message.value()\n            " if of_message else ""
     before += _null_guard(signature)
     each = "message in turn" if of_message else "value in map(type(messages[0]).value, turn)"
@@ -215,7 +217,12 @@ def _batch_payload(signature: Signature) -> str:
     if decoding.optional or not decoding.pure:
         null = "None" if decoding.optional else "null()"
         return f"payload = [{null} if value is None else decode(value) for value in map(type(messages[0]).value, turn)]"
-    return "payload = list(map(decode, map(type(messages[0]).value, turn)))"
+    # A StopIteration in a decoder (a model's own validator may raise anything) ends `map` as if there were no more.
+    return (
+        "payload = list(map(decode, map(type(messages[0]).value, turn)))\n"
+        "        if len(payload) != len(messages):\n"
+        "            raise StopIteration"
+    )
 
 
 def _unexpected(name: str) -> Callable[[object], InvalidHandler]:

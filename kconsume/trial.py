@@ -56,8 +56,8 @@ class Furniture:
 class Tried:
     """What came of it."""
 
-    handled: int
     skipped: int
+    """How many records failed and were passed, because their policy is to skip them."""
     failed: bool
     """Whether a record failed and its policy is to stop there."""
     error: BaseException | None
@@ -182,9 +182,8 @@ class _Attempt:
             failed, error = True, outcome.error
         if trouble is not None:
             raise trouble
-        progress = [outcome for outcome in self._reported if isinstance(outcome, Progress)]
-        handled, skipped = sum(p.handled for p in progress), sum(p.skipped for p in progress)
-        return Tried(handled, skipped, failed, error, self.kept.sent)
+        skipped = sum(outcome.skipped for outcome in self._reported if isinstance(outcome, Progress))
+        return Tried(skipped, failed, error, self.kept.sent)
 
 
 def _chunks(messages: Sequence[Message], most: int) -> Iterator[Chunk]:

@@ -67,6 +67,8 @@ def read_wrap(function: Callable[..., object]) -> Wrap:
             f"the handler, then yield once, then do what comes after"
         )
     parameters = list(inspect.signature(function).parameters.values())
+    if any(parameter.kind is parameter.KEYWORD_ONLY for parameter in parameters):
+        raise InvalidHandler(f"the wrap {name} takes the record by name only: remove the * before it")
     if len(parameters) > 1:
         raise InvalidHandler(
             f"the wrap {name} takes {len(parameters)} parameters: it can get the record, as in {name}(record: Record)"
@@ -84,7 +86,15 @@ def _kinds(function: Callable[..., object], name: str, parameter: str) -> set[ob
     try:
         hint = typing.get_type_hints(function).get(parameter)
     except NameError as error:
-        raise InvalidHandler(f"the wrap {name} has an annotation that does not exist at run time ({error})") from error
+        raise InvalidHandler(
+            f"the wrap {name} has an annotation that does not exist at run time ({error}): import it outside "
+            f"`if TYPE_CHECKING:`, and in the module rather than in a function"
+        ) from error
+    except Exception as error:  # an annotation is an expression, and may raise anything
+        raise InvalidHandler(
+            f"the wrap {name} has an annotation that cannot be read ({type(error).__name__}: {error}): annotate "
+            f"{parameter} as Record, Batch, or Record | Batch"
+        ) from error
     members = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     if not set(members) <= {Record, Batch}:
         raise InvalidHandler(
@@ -100,38 +110,46 @@ def wrapped(signature: Signature, wraps: typing.Sequence[Wrap]) -> Callable[...,
 
     @functools.wraps(function)
     def call(subject: Record | Batch, /, *args: object, **named: object) -> object:
-        failed: BaseException | None = None
+        failures = _Failures()
         with ExitStack() as stack:
-            try:
-                for wrap in wraps:
-                    stack.enter_context(typing.cast(AbstractContextManager[object], wrap.around(subject)))
-                return function(*args, **named)
-            except BaseException as error:
-                failed = error
-                raise
-        raise _not_swallowed(failed)
+            for wrap in wraps:
+                stack.enter_context(typing.cast(AbstractContextManager[object], wrap.around(subject)))
+                stack.push(failures)
+            result = function(*args, **named)
+        failures.raise_what_was_swallowed()
+        return result
 
     @functools.wraps(function)
     async def call_async(subject: Record | Batch, /, *args: object, **named: object) -> object:
-        failed: BaseException | None = None
+        failures = _Failures()
         async with AsyncExitStack() as stack:
-            try:
-                for wrap in wraps:
-                    around = wrap.around(subject)
-                    if isinstance(around, AbstractAsyncContextManager):
-                        await stack.enter_async_context(around)
-                    else:
-                        stack.enter_context(around)
-                return await typing.cast(typing.Awaitable[object], function(*args, **named))
-            except BaseException as error:
-                failed = error
-                raise
-        raise _not_swallowed(failed)
+            for wrap in wraps:
+                around = wrap.around(subject)
+                if isinstance(around, AbstractAsyncContextManager):
+                    await stack.enter_async_context(around)
+                else:
+                    stack.enter_context(around)
+                stack.push(failures)
+            result = await typing.cast(typing.Awaitable[object], function(*args, **named))
+        failures.raise_what_was_swallowed()
+        return result
 
     return call_async if signature.is_async else call
 
 
-def _not_swallowed(error: BaseException | None) -> BaseException:
-    """A wrap has swallowed it: the record has failed all the same."""
-    assert error is not None
-    return error
+class _Failures:
+    """Stands inside each wrap, and sees what it is about to see: the handler's error, or that of a wrap further in,
+    which may have been its COMMIT. A wrap that swallows it makes nothing undone: the record has failed all the same."""
+
+    def __init__(self) -> None:
+        self._last: BaseException | None = None
+
+    def __call__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: types.TracebackType | None
+    ) -> bool:
+        self._last = error or self._last
+        return False
+
+    def raise_what_was_swallowed(self) -> None:
+        if self._last is not None:
+            raise self._last

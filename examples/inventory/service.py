@@ -10,10 +10,8 @@ import sqlite3
 import sys
 
 import msgspec
-from confluent_kafka import Producer
 
 from kconsume import App
-from kconsume.testing.addresses import resolve
 
 BROKER = "embedded://inventory"
 DATABASE = "inventory.db"
@@ -41,16 +39,9 @@ def prepare() -> None:
     connection.close()
 
 
-def send(sku: str, quantity: int) -> None:
-    producer = Producer({"bootstrap.servers": resolve(BROKER, ["orders"])})
-    producer.produce("orders", msgspec.json.encode(Placed(sku, quantity)), key=sku)
-    if producer.flush(10):
-        raise SystemExit("the order was not confirmed within 10 s")
-
-
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--order"]:
-        send(sys.argv[2], int(sys.argv[3]))
+        app.send("orders", Placed(sys.argv[2], int(sys.argv[3])), key=sys.argv[2])
     else:
         prepare()
         app.run()

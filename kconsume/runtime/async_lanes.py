@@ -12,8 +12,15 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import cast
 
+from kconsume.errors import KconsumeError
 from kconsume.runtime.home import Home
 from kconsume.runtime.lanes import Chunk, Crashed, Lane, Outcomes
+
+CANCELLED = "cancelled"
+"""Why a lane stops whose task was cancelled by us. A task may be cancelled by others, too."""
+
+TURN = 0.25
+"""Seconds after which it is the turn of another lane, if one waits."""
 
 
 class AsyncLanes:
@@ -24,9 +31,11 @@ class AsyncLanes:
         self._name = name
         self._most = most
         self._home = home
+        self._begun = False
         self._ready: deque[Lane] = deque()
         self._tasks: dict[asyncio.Task[None], Lane] = {}
-        """This and `_ready`: only on the loop."""
+        self._given_up: dict[asyncio.Task[None], Lane] = {}
+        """Cancelled, and not waited for. These three: only on the loop."""
 
     def open(self) -> None:
         """A lane costs nothing before it has records."""
@@ -42,14 +51,15 @@ class AsyncLanes:
             lane.chunks.append(chunk)
             if lane.busy:
                 return
-            lane.busy = True
+            lane.busy = self._begun = True
         self._on_loop(self._enter, lane)
 
     def abandon(self, lane: Lane) -> None:
         self._on_loop(self._give_up, lane)
 
     def close(self) -> None:
-        self._on_loop(self._cancel)
+        if self._begun:
+            self._on_loop(self._give_up_all)
 
     def _on_loop(self, action: Callable[..., None], *arguments: object) -> None:
         # A loop that was closed takes nothing: its handlers have ended with it.
@@ -65,36 +75,64 @@ class AsyncLanes:
     def _start(self) -> None:
         while self._ready and len(self._tasks) < self._most:
             lane = self._ready.popleft()
-            task = asyncio.get_running_loop().create_task(self._run(lane), name=f"{self._name} {lane.partition}")
+            task = self._home.start(self._run(lane), f"{self._name} {lane.partition}")
             self._tasks[task] = lane
             task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        del self._tasks[task]
-        self._start()
-
-    def _give_up(self, lane: Lane) -> None:
-        for task in [task for task, of in self._tasks.items() if of is lane]:
-            task.cancel()
-
-    def _cancel(self) -> None:
-        self._ready.clear()
-        for task in self._tasks:
-            task.cancel()
-
-    async def _run(self, lane: Lane) -> None:
-        """One chunk of the lane; then it is the turn of the next lane that is ready, which may be the same."""
-        with lane.lock:
-            chunk = lane.chunks.popleft() if lane.chunks else None
-        try:
-            if chunk is not None:
-                await cast(Awaitable[None], lane.work(lane, chunk, self._report))
-        except asyncio.CancelledError:
-            lane.brake("cancelled")
-        except BaseException as error:  # noqa: BLE001  (reported, and the loop goes on)
-            lane.brake("crashed")
-            self._report(Crashed(lane, error))
+        """Whatever ended it, also before it began; then it is the turn of the next lane, which may be the same."""
+        lane = (self._tasks if task in self._tasks else self._given_up).pop(task)
         with lane.lock:
             lane.busy = again = bool(lane.chunks)
         if again:
             self._ready.append(lane)
+        self._start()
+
+    def _give_up(self, lane: Lane) -> None:
+        """Its place is for others now: it may refuse to be cancelled."""
+        for task in [task for task, of in self._tasks.items() if of is lane]:
+            self._given_up[task] = self._tasks.pop(task)
+            lane.brake(CANCELLED)
+            task.cancel()
+        self._start()
+
+    def _give_up_all(self) -> None:
+        self._ready.clear()
+        for lane in list(self._tasks.values()):
+            self._give_up(lane)
+
+    async def _run(self, lane: Lane) -> None:
+        with lane.lock:
+            chunk = _next(lane)
+        try:
+            if chunk is not None:
+                await cast(Awaitable[None], lane.work(lane, chunk, self._report))
+        except asyncio.CancelledError:
+            if CANCELLED not in lane.stop:
+                self._crashed(lane, _not_ours(self._name, lane))
+        except BaseException as error:  # noqa: BLE001  (reported, and the loop goes on)
+            self._crashed(lane, error)
+
+    def _crashed(self, lane: Lane, error: BaseException) -> None:
+        lane.brake("crashed")
+        self._report(Crashed(lane, error))
+
+
+def _next(lane: Lane) -> Chunk | None:
+    """The lane's next chunk. Of one that would take longer than a turn, so much as fits; the rest stays the next."""
+    if not lane.chunks:
+        return None
+    chunk = lane.chunks.popleft()
+    each, count = lane.pace.seconds_each, len(chunk.messages)
+    fitting = 1 if each is None else max(1, int(TURN / max(each, 1e-9)))
+    if fitting >= count or lane.gathering is not None:  # a batch is one call
+        return chunk
+    lane.chunks.appendleft(Chunk(chunk.messages[fitting:], chunk.first, chunk.last))
+    return Chunk(chunk.messages[:fitting], chunk.first, chunk.last)
+
+
+def _not_ours(name: str, lane: Lane) -> KconsumeError:
+    return KconsumeError(
+        f"the task '{name} {lane.partition}' was cancelled, and not by kconsume, so its record was not passed: leave "
+        f"the tasks of handlers alone, and let a handler that cannot go on raise"
+    )

@@ -10,12 +10,13 @@ is not known which record did it, the slice is halved until it is.
 from __future__ import annotations
 
 import logging
+import operator
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, SupportsIndex, TypeAlias
 
-from kconsume.errors import BatchError, InvalidHandler, SendFailed
+from kconsume.errors import BatchError, ConfigurationError, InvalidHandler, SendFailed
 from kconsume.failures.policy import Policy, Verdict
 from kconsume.handler import Binding
 from kconsume.rate import Limiter
@@ -72,6 +73,11 @@ class Course:
     stores: bool = False
     """Whether what is done is committed with the work, and undone as a whole when it fails."""
 
+    @property
+    def undoes(self) -> bool:
+        """Whether something is undone when a call fails: what it wrote in its transaction, or what it sent."""
+        return self.stores or self.binding.sends
+
     def steps(self, lane: Lane, chunk: Chunk, report: Report) -> Steps:
         return _Run(self, lane, chunk, report).steps()
 
@@ -106,7 +112,9 @@ class _Run:
                     return
             except SendFailed as error:
                 return self._stop(part[0], error)
-            except Exception as error:  # noqa: BLE001  (whatever the store raised; the claim finds out what it means)
+            except Exception as error:  # whatever the store raised; the claim finds out what it means
+                if not self._course.stores:
+                    raise  # there is no store in it, so no claim would ever find out
                 lane.brake("store")
                 return self._report(Ejected(lane, error))
 
@@ -122,7 +130,7 @@ class _Run:
         most = min(size, len(self._messages) - self._at)
         least = most if self._course.binding.batched else 1
         while not self._lane.stop:
-            granted, wait = limiter.take(least, most)
+            granted, wait = limiter.take(least, most, self._lane)
             if granted:
                 return granted
             yield Rest(min(wait, _LONGEST_REST))
@@ -137,6 +145,9 @@ class _Run:
         assert culprit is not None
         if isinstance(error, BatchError) and self._course.binding.batched:
             return (yield from self._named(part, error))
+        if not outcome.certain and not isinstance(error, Exception):
+            self._stop(part[0], error)  # sys.exit() asks to stop, and not to be called again
+            return False
         index = part.index(culprit)
         if not outcome.certain:
             self._narrow(len(part), max(1, len(part) // 2))
@@ -148,20 +159,14 @@ class _Run:
 
     def _named(self, part: Sequence[Message], error: BatchError) -> Generator[Step, Outcome, bool]:
         """The handler has named the records that failed: the others are done, or, in a transaction, to be done."""
-        errors = error.errors
-        wrong = [index for index in errors if index not in range(len(part))]
-        if wrong or not errors:
-            fault = InvalidHandler(
-                f"{self._course.binding.name} raised BatchError with {wrong[0]!r}, and its batch has the indexes 0 to "
-                f"{len(part) - 1}: name the records that failed by their index in the batch"
-                if wrong
-                else f"{self._course.binding.name} raised BatchError({{}}): name the records that failed, or return"
-            )
+        if misnamed := _misnamed(error.errors.items(), len(part)):
+            fault = InvalidHandler(f"{self._course.binding.name} raised {misnamed}")
             fault.__cause__ = error
             self._stop(part[0], fault)
             return False
-        stopping = [index for index, cause in sorted(errors.items()) if self._stops(cause)]
-        if stopping and stopping[0] and self._course.stores:
+        errors = {operator.index(given): cause for given, cause in error.errors.items()}
+        stopping = [at for at in sorted(errors) if self._stops(errors[at])]
+        if stopping and stopping[0] and self._course.undoes:
             self._narrow(stopping[0], stopping[0])
             return True
         reach = stopping[0] + 1 if stopping else len(part)
@@ -176,7 +181,9 @@ class _Run:
             self._passed(part[:last], skipped=len(errors) - 1)
             self._stop(part[last], errors[last])
             return False
-        if self._course.stores:
+        if self._course.undoes:
+            if good and self._course.limiter is not None and not (yield from self._permitted(len(good))):
+                return True  # told to stop meanwhile
             outcome = yield (Try(part, good) if good else PassOver(part))
             if outcome.error is not None:
                 self._narrow(len(part), max(1, len(part) // 2))
@@ -189,7 +196,8 @@ class _Run:
         return True
 
     def _stops(self, error: BaseException) -> bool:
-        return self._course.policy.verdict(error) is not Verdict.SKIP
+        """What cannot be run is no record's fault: it stops whatever the policy."""
+        return isinstance(error, ConfigurationError) or self._course.policy.verdict(error) is not Verdict.SKIP
 
     def _narrow(self, length: int, cap: int) -> None:
         self._until, self._cap = self._at + length, cap
@@ -211,6 +219,21 @@ class _Run:
         self._report(
             Progress(lane, self._first, upto, len(part) - skipped, skipped, last.leader_epoch(), self._course.stores)
         )
+
+
+def _misnamed(errors: Collection[tuple[object, object]], records: int) -> str | None:
+    """What is wrong with the names that a handler gave, if something is."""
+    if not errors:
+        return "BatchError({}): name the records that failed, or return"
+    for index, cause in errors:
+        if not isinstance(index, SupportsIndex) or index not in range(records):
+            return (
+                f"BatchError with {index!r}, and its batch has the indexes 0 to {records - 1}: name the records that "
+                f"failed by their index in the batch"
+            )
+        if not isinstance(cause, BaseException):
+            return f"BatchError with a {type(cause).__name__} for index {index!r}: give the exception that says why"
+    return None
 
 
 def _log_skip(message: Message, error: BaseException) -> None:

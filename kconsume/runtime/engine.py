@@ -112,6 +112,8 @@ class Engine:
 
     def __init__(self, plan: ConsumerPlan, equipment: Equipment, ended: Callable[[], None]) -> None:
         self.plan = plan
+        if any(handler.binding.sends for handler in plan.handlers):
+            equipment.outlet.open()  # settings that a producer cannot have are known before the first record
         self._ownership = Ownership(f"kconsume-{plan.group}", ended)
         self._errands = Errands(f"kconsume-errands-{plan.group}")
         outcomes: Outcomes = SimpleQueue()
@@ -148,10 +150,13 @@ class Engine:
         """Whether the loop has ended."""
         return self._ownership.wait(seconds)
 
-    def close(self, deadline: Deadline) -> None:
-        """Let go of the store, after the owner thread has ended."""
+    def give_up(self) -> None:
+        """No chunk will follow; an `async def` that still runs is cancelled. Also while the owner thread hangs."""
         for lanes in self._lanes.values():
             lanes.close()
+
+    def close(self, deadline: Deadline) -> None:
+        """Let go of the store, after the owner thread has ended."""
         self._errands.send(self.plan.store.close)
         self._errands.close(deadline.left)
 
@@ -182,7 +187,7 @@ class Engine:
             start=position.next_offset,
             scope=f"{self.plan.group}:{position.topic_id or partition.topic}",
             pace=_pace_of(handler),
-            gathering=None if handler.batching is None else Gathering(handler.batching, self.plan.memory // 8),
+            gathering=None if handler.batching is None else Gathering(handler.batching),
         )
 
 
@@ -225,5 +230,6 @@ def _work_for(handler: HandlerPlan, plan: ConsumerPlan, equipment: Equipment) ->
         return ThreadWork(course, Plainly(binding.runner(*furnished), batched, outlet))
     assert isinstance(store, TransactionalStore)  # checked when the handler was decorated
     if binding.is_async:
-        return LoopWork(course, InTransactionsAsync(binding.async_runner(*furnished), batched, store, group, outlet))
+        runner, hands = binding.async_runner(*furnished), equipment.home.hands
+        return LoopWork(course, InTransactionsAsync(runner, batched, store, group, outlet, hands))
     return ThreadWork(course, InTransactions(binding.runner(*furnished), batched, store, group, outlet))

@@ -27,27 +27,34 @@ class Furnishing:
 
     def __init__(self, declared: Mapping[object, Resource], given: Mapping[object, object], home: Home) -> None:
         """`given` replaces what is declared, by type."""
+        self.hangs = False
+        """Whether something was not closed in time, and may still be at it."""
         self._shelf = Shelf(declared, given)
-        self._on_loop = any(_is_async(r.make) for hint, r in declared.items() if hint not in given)
+        self._on_loop = False
         self._home = home
         self._thread: Errands | None = None
 
     def build(self, wanted: Iterable[object]) -> Mapping[object, object]:
-        """What is asked for, each built once. If one cannot be, those before it are closed, and its error is raised."""
+        """What is asked for, each built once; one that cannot be raises its error. `close` closes those before it."""
         wanted = list(wanted)
-        return self._run(self._shelf.build(wanted)).result() if wanted else {}
+        if not wanted:
+            return {}
+        self._on_loop = any(_is_async(resource.make) for resource in self._shelf.needed(wanted))
+        return self._run(self._shelf.build(wanted)).result()
 
     def close(self, seconds: float) -> BaseException | None:
         """What went wrong, if something did."""
-        if self._shelf.empty:
-            return None
-        closing = self._run(self._shelf.close())
+        closing = None if self._shelf.empty else self._run(self._shelf.close())
         if self._thread is not None:
             self._thread.close(seconds)
         try:
-            return closing.result(0.0 if self._thread is not None else seconds)
+            return None if closing is None else closing.result(0.0 if self._thread is not None else seconds)
         except FutureTimeout:
-            return ResourceFailed(f"the resources were not closed within {seconds:.1f} s: their closing hangs")
+            self.hangs = True
+            return ResourceFailed(
+                f"the resources were not closed within {seconds:.1f} s: {self._shelf.closing} hangs, or the event loop "
+                f"is blocked; let what follows its yield end sooner, or raise App(shutdown=...)"
+            )
 
     def _run(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         if self._on_loop:

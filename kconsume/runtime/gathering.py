@@ -9,17 +9,16 @@ from __future__ import annotations
 from kconsume.batches import Batching
 from kconsume.records import Message
 from kconsume.runtime.lanes import Chunk
+from kconsume.runtime.pressure import RECORD_OVERHEAD
 
 
 class Gathering:
-    """The records of one lane on their way into batches. `most_bytes` bounds what waits; a batch that would need more
-    is cut short."""
+    """The records of one lane on their way into batches."""
 
-    __slots__ = ("_batching", "_bytes", "_due", "_messages", "_most_bytes", "_weighed")
+    __slots__ = ("_batching", "_bytes", "_due", "_messages", "_weighed")
 
-    def __init__(self, batching: Batching, most_bytes: int) -> None:
+    def __init__(self, batching: Batching) -> None:
         self._batching = batching
-        self._most_bytes = most_bytes
         self._messages: list[Message] = []
         self._weighed = 0
         """So many of them are counted in `bytes`; only what has to wait is."""
@@ -37,12 +36,15 @@ class Gathering:
     def add(self, messages: list[Message], now: float) -> None:
         if not self._messages:
             self._due = now + self._batching.wait
-        self._messages = self._messages + messages if self._messages else messages
+            self._messages = messages
+        else:
+            self._messages.extend(messages)
 
-    def ready(self, now: float) -> Chunk | None:
-        """The next batch, if it is full or due. What is left waits anew."""
+    def ready(self, now: float, most_bytes: int) -> Chunk | None:
+        """The next batch, if it is full or due. What is left waits anew. `most_bytes` bounds what waits, with what
+        Python needs for each record: a batch that would need more is cut short."""
         messages, most = self._messages, self._batching.records
-        if not messages or (len(messages) < most and now < self._due and self._weigh() < self._most_bytes):
+        if not messages or (len(messages) < most and now < self._due and self._weigh() < most_bytes):
             return None
         batch, rest = (messages, []) if len(messages) <= most else (messages[:most], messages[most:])
         self._messages, self._due = rest, now + self._batching.wait
@@ -50,6 +52,7 @@ class Gathering:
         return Chunk(batch, batch[0].offset(), batch[-1].offset())
 
     def _weigh(self) -> int:
-        self._bytes += sum(map(len, self._messages[self._weighed :]))
-        self._weighed = len(self._messages)
+        new = self._messages[self._weighed :]
+        self._bytes += sum(map(len, new)) + len(new) * RECORD_OVERHEAD
+        self._weighed += len(new)
         return self._bytes

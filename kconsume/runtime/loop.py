@@ -8,6 +8,7 @@ thread, and if it takes long after all, another thread becomes the owner (`owner
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -159,10 +160,13 @@ class Loop:
         crowded = self._crowded and self._relieve(now)
         runs = self._await_room() if crowded else self._source.fetch(self._patience())
         if runs:
-            self._last_record = now
-            self._dispatch(runs, now)
-        elif self._idle_for is not None and self._caught_up(now):
-            self._set_stop(Deadline(self._shutdown))
+            self._last_record = time.monotonic()  # again, for it may have waited for them
+            self._dispatch(runs, self._last_record)
+        elif self._idle_for is not None and self._nothing_comes(now):
+            if self._gathering:
+                self._hand_over_batches(math.inf)  # what they wait for does not come
+            elif all(h.tracker.idle for h in self._tenancy.holdings.values()):
+                self._set_stop(Deadline(self._shutdown))
 
     def _patience(self) -> float:
         if not self._tenancy.settled:
@@ -184,17 +188,17 @@ class Loop:
             if holding is None or holding.lane is None:
                 continue  # not ours (any more): never delivered, so never passed
             if holding.lane.gathering is None:
-                self._deliver(holding, holding.lane, Chunk(run, run[0].offset(), run[-1].offset()), window, now)
+                self._deliver(holding, holding.lane, Chunk(run, run[0].offset(), run[-1].offset()), window)
             else:
                 self._gathering.add(holding)
                 holding.lane.gathering.add(run, now)
                 self._hand_over(holding, window, now)
 
-    def _deliver(self, holding: Holding, lane: Lane, chunk: Chunk, window: Window, now: float) -> None:
+    def _deliver(self, holding: Holding, lane: Lane, chunk: Chunk, window: Window) -> None:
         holding.tracker.delivered(chunk.first, chunk.last)
         lane.lanes.submit(lane, chunk)
         if window.share(lane.records, lane.bytes, lane.pace.seconds_each) >= 1.0:
-            self._crowded.setdefault(holding, now)
+            self._crowded.setdefault(holding, time.monotonic())
 
     def _hand_over_batches(self, now: float) -> None:
         """Of the records that wait for their batch, those whose batch is full or due."""
@@ -207,8 +211,8 @@ class Loop:
         if lane is None or lane.gathering is None or lane.stop:
             self._gathering.discard(holding)
             return
-        while (chunk := lane.gathering.ready(now)) is not None:
-            self._deliver(holding, lane, chunk, window, now)
+        while (chunk := lane.gathering.ready(now, window.bytes // 2)) is not None:
+            self._deliver(holding, lane, chunk, window)
         if not len(lane.gathering):
             self._gathering.discard(holding)
 
@@ -360,14 +364,12 @@ class Loop:
             self._source.poll()
             time.sleep(0.002)
 
-    def _caught_up(self, now: float) -> bool:
+    def _nothing_comes(self, now: float) -> bool:
         tenancy = self._tenancy
         return (
             self._idle_for is not None
             and now - self._last_record >= self._idle_for
             and tenancy.settled
-            and not self._gathering
-            and all(h.tracker.idle for h in tenancy.holdings.values())
             and self._source.ends.issuperset(p for p in tenancy.holdings if p not in tenancy.paused)
         )
 

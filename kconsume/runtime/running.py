@@ -77,7 +77,7 @@ class AsyncBody:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         with self._lock:
-            task, self._task = self._task, None
+            task, self._task, self._loop = self._task, None, None  # the loop may end before the app has noticed
         if not self._cancelled or task is None:
             return False
         # Ours is taken back; if somebody else has cancelled the task too, that goes on.

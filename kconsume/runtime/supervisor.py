@@ -20,11 +20,15 @@ from kconsume.outlet import Outlet
 from kconsume.records import Partition
 from kconsume.runtime.budget import Deadline
 from kconsume.runtime.engine import ConsumerPlan, Engine, Equipment
+from kconsume.runtime.errands import Errands
 from kconsume.runtime.furnishing import Furnishing
 from kconsume.runtime.home import Home
 from kconsume.runtime.running import Interruptible
 
 _log = logging.getLogger("kconsume")
+
+_LEAST = 0.5
+"""Seconds that closing something gets, also after the deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,8 @@ class Report:
     failure: BaseException | None = field(default=None)
     signal: int | None = None
     """The second signal, if one cut the drain short."""
+    resources_hang: bool = False
+    """Whether resources were still not closed at the deadline."""
 
     @property
     def exit_code(self) -> int:
@@ -55,7 +61,7 @@ class Report:
     @property
     def unclean(self) -> bool:
         """Whether threads are left behind, which only the end of the process removes."""
-        return bool(self.abandoned or self.hung or self.signal)
+        return bool(self.abandoned or self.hung or self.signal or self.resources_hang)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +100,10 @@ class Supervisor:
 
     def start(self) -> None:
         """Build the resources, then consume. Nothing is consumed if one of them cannot be built."""
-        wanted = {hint for plan in self._plans for h in plan.handlers for hint in h.binding.resources.values()}
+        # In the order in which they are asked for, the same at every start.
+        wanted = dict.fromkeys(
+            hint for plan in self._plans for h in plan.handlers for hint in h.binding.resources.values()
+        )
         try:
             shared = self._shared
             resources = shared.furnishing.build(wanted)
@@ -105,6 +114,8 @@ class Supervisor:
             raise
         for engine in self.engines:
             engine.start()
+            if self._deadline is not None:  # asked to stop while the resources were built
+                engine.loop.stop(self._deadline)
 
     def stop(self) -> None:
         """Ask all engines to drain and leave. From any thread; the first call counts."""
@@ -135,11 +146,7 @@ class Supervisor:
                 self.stop()
         if self._hard_signal is not None and running:
             running = [engine for engine in running if not engine.join(1.0 / len(running))]
-        closing = Deadline(max(0.5, self._deadline.left if self._deadline else 5.0))
-        for engine in self.engines:
-            if engine not in running:
-                engine.close(closing)
-        self._close_shared(closing)
+        self._close(running)
         return self._report(running)
 
     @contextmanager
@@ -152,10 +159,31 @@ class Supervisor:
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
+    def _close(self, running: Sequence[Engine]) -> None:
+        """Let go of everything, on another thread: a second signal is heard meanwhile, and leaves at once."""
+        closing = Deadline(max(_LEAST, self._shutdown if self._deadline is None else self._deadline.left))
+        closer = Errands("kconsume-closing")
+        closed = closer.send(lambda: self._let_go(running, closing))
+        closed.add_done_callback(lambda _: self._news.put(None))
+        while not closed.done() and self._hard_signal is None:
+            self._await_news(0.5)
+        closer.close(_LEAST)
+        if self._hard_signal is None:
+            closed.result()
+
+    def _let_go(self, running: Sequence[Engine], deadline: Deadline) -> None:
+        for engine in self.engines:
+            engine.give_up()
+        self._shared.home.rest(min(1.0, max(_LEAST, deadline.left)))
+        for engine in self.engines:
+            if engine not in running:
+                engine.close(deadline)
+        self._close_shared(deadline)
+
     def _close_shared(self, deadline: Deadline) -> None:
         """After the drain: nothing uses them any more, or what does was given up."""
-        self._trouble = self._shared.furnishing.close(max(0.5, deadline.left))
-        self._shared.outlet.close(max(0.5, deadline.left))
+        self._trouble = self._shared.furnishing.close(max(_LEAST, deadline.left))
+        self._shared.outlet.close(max(_LEAST, deadline.left))
         self._shared.home.close(deadline.left)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
@@ -189,4 +217,5 @@ class Supervisor:
             seconds=time.monotonic() - self._asked_at,
             failure=self.failure,
             signal=self._hard_signal,
+            resources_hang=self._shared.furnishing.hangs,
         )

@@ -1,7 +1,8 @@
 """Carries out the steps of a chunk's course: the only place that calls user code.
 
 Plainly, a record is finished when its handler has returned and what it sends is confirmed. In transactions, a slice of
-records shares one transaction of the store, in which the offset is advanced last. Each in two forms: for plain
+records shares one transaction of the store, in which the offset is advanced last. What they send leaves between that
+and the COMMIT: a transaction that was fenced or ended shows when its offset is advanced. Each in two forms: for plain
 functions, on a worker thread; for `async def`, on an event loop, where what may block is done by other threads.
 """
 
@@ -9,18 +10,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from functools import partial
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from kconsume.backends.abc import TransactionalStore, Tx
 from kconsume.errors import Fenced, SendFailed, StoreUnavailable
 from kconsume.outlet import Outlet
 from kconsume.output import Outgoing
 from kconsume.runner import AsyncRunner, Halt, Runner
+from kconsume.runtime.async_lanes import CANCELLED
 from kconsume.runtime.course import Course, Outcome, PassOver, Rest, Step, Steps, Try
+from kconsume.runtime.errands import Errands
+from kconsume.runtime.hands import Hands, end
 from kconsume.runtime.lanes import Chunk, Lane, Report
+
+T = TypeVar("T")
 
 _RESTED = Outcome(0)
 
@@ -125,7 +133,7 @@ class PlainlyAsync:
         if isinstance(step, PassOver):
             return Outcome(len(step.part))
         sent: list[Outgoing] = []
-        halt = _unless_cancelled(await self._run(step.records, lane.stop, None, lane.scope, sent))
+        halt = _unless_cancelled(lane, await self._run(step.records, lane.stop, None, lane.scope, sent))
         if sent and self._outlet is not None:
             await asyncio.wrap_future(self._outlet.deliver(sent))
         return _outcome(step, halt, self._batched)
@@ -150,14 +158,13 @@ class InTransactions:
         outcome = Outcome(0)
         try:
             with self._store.transaction(self._group, lane.partition, lane.epoch) as tx:
-                outcome = Outcome(len(step.part))
+                outcome, sent = Outcome(len(step.part)), list[Outgoing]()
                 if isinstance(step, Try):
-                    sent: list[Outgoing] = []
                     halt = self._run(step.records, lane.stop, tx.connection, lane.scope, sent)
                     outcome = _or_undo(_outcome(step, halt, self._batched))
-                    if sent and self._outlet is not None:
-                        self._outlet.deliver(sent).result()
                 _advance(tx, lane, step, outcome)
+                if sent and self._outlet is not None:
+                    self._outlet.deliver(sent).result()
         except BaseException as error:  # noqa: BLE001  (judged there)
             return _undone(step, error)
         return _stored(lane, step, outcome)
@@ -165,61 +172,93 @@ class InTransactions:
 
 class InTransactionsAsync:
     def __init__(
-        self, run: AsyncRunner, batched: bool, store: TransactionalStore, group: str, outlet: Outlet | None = None
+        self,
+        run: AsyncRunner,
+        batched: bool,
+        store: TransactionalStore,
+        group: str,
+        outlet: Outlet | None = None,
+        hands: Hands | None = None,
     ) -> None:
+        """`hands`: threads that are kept for the next transactions; without them, each has one of its own."""
         self._run = run
         self._batched = batched
         self._store = store
         self._group = group
         self._outlet = outlet
+        self._hands = hands
 
     async def __call__(self, lane: Lane, step: Try | PassOver, /) -> Outcome:
         outcome = Outcome(0)
         try:
-            async with _OffTheLoop(self._store.transaction(self._group, lane.partition, lane.epoch)) as tx:
-                outcome = Outcome(len(step.part))
+            transaction = self._store.transaction(self._group, lane.partition, lane.epoch)
+            async with _OffTheLoop(transaction, self._hands) as (tx, hand):
+                outcome, sent = Outcome(len(step.part)), list[Outgoing]()
                 if isinstance(step, Try):
-                    sent: list[Outgoing] = []
                     halt = await self._run(step.records, lane.stop, tx.connection, lane.scope, sent)
-                    outcome = _or_undo(_outcome(step, _unless_cancelled(halt), self._batched))
-                    if sent and self._outlet is not None:
-                        await asyncio.wrap_future(self._outlet.deliver(sent))
-                await asyncio.to_thread(_advance, tx, lane, step, outcome)
+                    outcome = _or_undo(_outcome(step, _unless_cancelled(lane, halt), self._batched))
+                await _there(hand, partial(_advance, tx, lane, step, outcome))
+                if sent and self._outlet is not None:
+                    await asyncio.wrap_future(self._outlet.deliver(sent))
         except BaseException as error:  # noqa: BLE001  (judged there)
             return _undone(step, error)
         return _stored(lane, step, outcome)
 
 
 class _OffTheLoop:
-    """A transaction that may have to wait for its turn, entered and left on other threads than the event loop's."""
+    """A transaction that may have to wait for its turn, entered and left on another thread than the event loop's.
 
-    def __init__(self, transaction: AbstractContextManager[Tx]) -> None:
+    One thread for all of it, which does one thing after the other: so it is left, whatever becomes of the task and of
+    the loop.
+    """
+
+    def __init__(self, transaction: AbstractContextManager[Tx], hands: Hands | None) -> None:
         self._transaction = transaction
+        self._hands = hands
 
-    async def __aenter__(self) -> Tx:
-        entering = asyncio.ensure_future(asyncio.to_thread(self._transaction.__enter__))
+    async def __aenter__(self) -> tuple[Tx, Errands]:
+        self._hand = Errands("kconsume-transaction") if self._hands is None else self._hands.take()
+        entering = self._hand.send(self._transaction.__enter__)
         try:
-            return await asyncio.shield(entering)
+            return await asyncio.shield(asyncio.wrap_future(entering)), self._hand
         except asyncio.CancelledError:
-            # It goes on regardless in its thread: leave it as soon as it is entered, or it would hold its lock forever.
-            entering.add_done_callback(self._leave_at_once)
+            # It is entered regardless, when its turn comes: left right after, or it would hold its lock forever.
+            self._hand.send(partial(self._leave, entering))
+            end(self._hand)
+            raise
+        except BaseException:
+            self._let_go()
             raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        return await asyncio.shield(asyncio.to_thread(self._transaction.__exit__, kind, error, trace))
+        try:
+            answer = await _there(self._hand, partial(self._transaction.__exit__, kind, error, trace))
+        except asyncio.CancelledError:
+            end(self._hand)  # it has not left yet: not for others
+            raise
+        except BaseException:
+            self._let_go()
+            raise
+        self._let_go()
+        return answer
 
-    def _leave_at_once(self, entered: asyncio.Future[Tx]) -> None:
+    def _let_go(self) -> None:
+        if self._hands is None:
+            end(self._hand)
+        else:
+            self._hands.give_back(self._hand)
+
+    def _leave(self, entered: Future[Tx]) -> None:
         if entered.exception() is None:
             error = asyncio.CancelledError()
-            asyncio.get_running_loop().run_in_executor(None, self._give_up, error)
-
-    def _give_up(self, error: BaseException) -> None:
-        try:
             self._transaction.__exit__(type(error), error, None)
-        except asyncio.CancelledError:
-            return
+
+
+async def _there(hand: Errands, work: Callable[[], T]) -> T:
+    """Done by that thread, to its end, also if the task that waits here is cancelled."""
+    return await asyncio.shield(asyncio.wrap_future(hand.send(work)))
 
 
 class _Undo(Exception):
@@ -267,10 +306,13 @@ def _outcome(step: Try, halt: Halt | None, batched: bool) -> Outcome:
     return Outcome(done, halt.message, halt.error, halt.certain)
 
 
-def _unless_cancelled(halt: Halt | None) -> Halt | None:
-    """A handler may raise CancelledError by itself, which is its failure; told by us, it is none."""
-    if halt is not None and isinstance(halt.error, asyncio.CancelledError):
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise halt.error
+def _unless_cancelled(lane: Lane, halt: Halt | None) -> Halt | None:
+    """A handler may raise CancelledError by itself, which is its failure. When its task was cancelled, that is none;
+    and if it was by us, neither is anything else that it raises then: no record is skipped because of it."""
+    if halt is None or halt.error is None:
+        return halt
+    is_cancellation = isinstance(halt.error, asyncio.CancelledError)
+    task = asyncio.current_task()
+    if CANCELLED in lane.stop or (is_cancellation and task is not None and task.cancelling()):
+        raise halt.error if is_cancellation else asyncio.CancelledError from halt.error
     return halt

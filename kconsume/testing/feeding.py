@@ -11,6 +11,7 @@ import dataclasses
 import time
 import traceback
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Literal, Protocol, cast
 
 from kconsume.app import App
@@ -117,7 +118,10 @@ def _in_a_loop() -> bool:
 def _place(error: BaseException) -> str:
     """Where it was raised, for whoever reads a failed assertion."""
     frames = traceback.extract_tb(error.__traceback__)
-    return f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    if not frames:
+        return ""
+    path, here = Path(frames[-1].filename), Path.cwd()
+    return f" at {path.relative_to(here) if path.is_relative_to(here) else path}:{frames[-1].lineno}"
 
 
 # What is fed, and to whom

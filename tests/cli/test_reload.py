@@ -82,7 +82,7 @@ def test_the_handler_that_runs_is_finished_before_the_new_code_starts(developing
     running.await_err("draining within")
     assert len(consumers(developing)) == 1
     (developing.folder / "go").touch()
-    await_reserved(developing, running, 1)
+    running.await_err("committed orders/0@1")
     order(developing, 2)
     await_reserved(developing, running, 1, 20)
 

@@ -119,6 +119,129 @@ def test_the_debugger_stands_where_the_handler_failed(stocked: Shop) -> None:
     assert "(Pdb) ('seen', 7)" in tried.stdout
 
 
+ASYNC = (
+    APP.replace("def reserve(", "async def reserve(").replace("import msgspec", "import asyncio, msgspec")
+    + """\
+        await asyncio.sleep(0)
+"""
+)
+
+
+def test_an_async_handler_is_tried_and_rolled_back_too(stocked: Shop) -> None:
+    look = 'assert tx.execute("select count(*) from reserved").fetchone() == (1,)'
+    stocked.write("shop", f"{ASYNC}        {look}\n")
+    tried = stocked.run("try", "shop", "orders/1@0")
+
+    assert tried.returncode == 0, tried.stderr
+    assert tried.stdout.endswith("passes; its writes were rolled back\n")
+    assert stocked.reserved() == []
+
+
+def test_the_debugger_stands_where_an_async_handler_failed(stocked: Shop) -> None:
+    stocked.write("shop", f"{ASYNC}        order.missing\n")
+    tried = stocked.run("try", "shop", "orders/1@0", "--pdb", stdin="p 'seen', order.id\nq\n")
+
+    assert tried.returncode == 1
+    assert "(Pdb) ('seen', 7)" in tried.stdout
+    assert stocked.reserved() == []
+
+
+def test_a_handler_of_batches_gets_a_batch_of_that_record(stocked: Shop) -> None:
+    batches = """
+    from kconsume import App, Batch
+
+    app = App("embedded://shop", group="shop")
+
+    @app.consume("orders")
+    def reserve(orders: list[bytes | None], batch: Batch) -> None:
+        print("got", orders, len(batch), batch.first)
+    """
+    stocked.write("shop", batches)
+    tried = stocked.run("try", "shop", "orders/1@1")
+
+    assert tried.returncode == 0, tried.stderr
+    assert "got [None] 1 1" in tried.stdout
+
+
+FURNISHED = """
+    from typing import AsyncIterator, Iterator
+    from kconsume import App, Outgoing, Record, Sender
+
+    app = App("embedded://shop", group="shop")
+
+    class Client: ...
+
+    @app.resource
+    async def client() -> AsyncIterator[Client]:
+        print("opened")
+        yield Client()
+        print("closed")
+
+    @app.wrap
+    def around(record: Record) -> Iterator[None]:
+        print("before", record.offset)
+        yield
+        print("after")
+
+    @app.consume("orders", to="shipped", on_error="skip")
+    def ship(order: bytes, client: Client, sender: Sender) -> Outgoing:
+        print("called with", type(client).__name__)
+        sender.send("audit", order, headers={"by": "ship"})
+        return Outgoing({"done": True}, key="7")
+"""
+
+
+def test_its_resources_are_built_and_closed_and_wraps_go_around_it(stocked: Shop) -> None:
+    stocked.write("shop", FURNISHED)
+    tried = stocked.run("try", "shop", "orders/1@0")
+
+    assert tried.returncode == 0, tried.stderr
+    assert "built for it: Client" in tried.stdout
+    said = [
+        line
+        for line in tried.stdout.splitlines()
+        if line.split()[0] in {"opened", "before", "called", "after", "closed"}
+    ]
+    assert said == ["opened", "before 0", "called with Client", "after", "closed"]
+
+
+def test_what_it_sends_is_shown_and_not_sent(stocked: Shop) -> None:
+    stocked.write("shop", FURNISHED)
+    told, as_json = stocked.run("try", "shop", "orders/1@0"), stocked.run("try", "shop", "orders/1@0", "--json")
+
+    assert "what it sends through kconsume is shown here, and not sent" in told.stdout
+    assert (
+        'would send to audit\n  key      (null)\n  header   by = ship\n  value    {"id": 7}\n'
+        'would send to shipped\n  key      7\n  value    {"done":true}\npasses\n'
+    ) in told.stdout
+    assert json.loads(as_json.stdout.splitlines()[-1])["sent"] == [
+        {"topic": "audit", "key": None, "value": '{"id": 7}', "headers": [["by", "ship"]]},
+        {"topic": "shipped", "key": "7", "value": '{"done":true}', "headers": []},
+    ]
+    assert set(stocked.broker().topics()) <= {"orders", "shipped"}, "audit was sent to"
+
+
+def test_a_record_that_a_run_would_skip_fails_here_in_full_and_sends_nothing(stocked: Shop) -> None:
+    stocked.write(
+        "shop", f'{FURNISHED}        raise ValueError("no such sku")\n'.replace("return Outgoing", "Outgoing")
+    )
+    tried = stocked.run("try", "shop", "orders/1@0")
+
+    assert tried.returncode == 1
+    assert "fails: ValueError: no such sku" in tried.stdout
+    assert "in a run: a record that fails is logged, counted and skipped" in tried.stdout
+    assert "would send" not in tried.stdout
+    assert "closed" in tried.stdout
+
+
+def test_a_resource_that_cannot_be_built_is_an_error_in_words(stocked: Shop) -> None:
+    stocked.write("shop", FURNISHED.replace('print("opened")', 'raise OSError("no network")'))
+    tried = stocked.run("try", "shop", "orders/1@0")
+
+    assert tried.returncode == 1
+    assert "error: the resource client could not be built: OSError: no network" in tried.stderr
+
+
 def test_the_app_can_come_from_the_environment(stocked: Shop) -> None:
     stocked.write("shop")
 

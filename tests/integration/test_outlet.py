@@ -270,9 +270,19 @@ def test_a_producer_that_broke_while_nobody_used_it_costs_no_delivery(embedded: 
     assert values(embedded.bootstrap, topic) == [b"a"]
 
 
-def test_settings_that_the_client_refuses_are_a_configuration_error_when_it_is_opened() -> None:
-    outlet = Outlet(producer_settings("127.0.0.1:1", {"linger.msec": 1}), "test")
-    with pytest.raises(ConfigurationError, match=r'producer: No such configuration property: "linger.msec"'):
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"linger.msec": 1}, 'No such configuration property: "linger.msec"'),
+        ({"message.timeout.ms": "soon"}, 'Invalid value for configuration property "message.timeout.ms"'),
+        ({"max.in.flight": 50}, "max.in.flight"),
+    ],
+)
+def test_settings_that_the_client_refuses_are_a_configuration_error_when_it_is_opened(
+    settings: dict[str, ClientValue], told: str
+) -> None:
+    outlet = Outlet(producer_settings("127.0.0.1:1", settings), "test")
+    with pytest.raises(ConfigurationError, match=f"refused its configuration as a producer: .*{told}"):
         outlet.open()
 
 
@@ -316,7 +326,7 @@ def test_closing_in_front_of_a_frozen_broker_counts_what_was_not_confirmed_and_f
         try:
             stuck = outlet.deliver(records("orders", range(7)))
             assert outlet.close(0.3) == 7
-            with pytest.raises(SendFailed, match="not confirmed before the app had to stop"):
+            with pytest.raises(SendFailed, match="to topic 'orders' was not confirmed before the app had to stop"):
                 stuck.result(0)
             eventually(lambda: not serving_threads(), what="no thread stays behind")
         finally:

@@ -25,7 +25,8 @@ from tests.fix_kafka import unique
 from tests.waiting import eventually
 
 PAGE = (Path(__file__).parents[2] / "docs" / "programs.md").read_text()
-PROGRAMS: dict[str, str] = dict(re.findall(r"```python\n# (\S+\.py)\n(.*?)```", PAGE, re.DOTALL))
+SAMPLE = r"```python\n# (\S+\.py)\n(.*?)```"
+PROGRAMS: dict[str, str] = dict(re.findall(SAMPLE, PAGE, re.DOTALL))
 
 
 @pytest.fixture
@@ -187,9 +188,20 @@ def values(broker: KafkaControls, topic: str, count: int) -> list[bytes | None]:
 
 
 def test_six_is_a_unit_test_that_passes(here: Path) -> None:
+    assert "3 passed" in run_pytest(here, "test_stock.py")
+
+
+def test_the_samples_about_testing_pass_too(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "testing.md").read_text()
+    for name, code in re.findall(SAMPLE, page, re.DOTALL):
+        (tmp_path / name).write_text(code)
+    assert "8 passed" in run_pytest(tmp_path, ".")
+
+
+def run_pytest(folder: Path, what: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_stock.py"],
-        cwd=here, capture_output=True, text=True, check=False, timeout=60,
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", what],
+        cwd=folder, capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
-    assert "3 passed" in done.stdout
+    return done.stdout

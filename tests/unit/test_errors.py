@@ -27,6 +27,7 @@ RAISED_BESIDES = {
     "app.py": {"SystemExit"},
     "runtime/interrupt.py": {"Interrupted"},
     "runtime/ownership.py": {"Deposed"},
+    "lazy.py": {"AttributeError"},  # what Python wants to hear
     "batches.py": {"ValueError"},  # a slice that Python's own sequences would take
     "environment.py": {"ValueError"},  # never leaves the file: it becomes a sentence with the variable's name
     "outlet.py": {"KafkaException"},  # as above

@@ -22,6 +22,8 @@ from kconsume import App, Batch, BatchError, Batching, DecodeError, Outgoing, Ra
 from kconsume.backends import MemoryStore
 from kconsume.errors import ConfigurationError, ResourceFailed, SendFailed, TransactionMisused
 from kconsume.testing import Fed, afeed, feed
+from tests.unit.fakes import ListStore, Writes
+from tests.waiting import eventually
 
 
 class Order(msgspec.Struct):
@@ -134,16 +136,21 @@ class TestOutcomes:
         assert fed.outcome == "failed"
         assert isinstance(fed.error, SystemExit)
 
+    @pytest.mark.parametrize("topic", ["orders", "payments"])
     @pytest.mark.parametrize("meant_for_the_test", [KeyboardInterrupt(), pytest.fail.Exception("out of time")])
-    def test_what_ends_a_test_is_raised(self, app: App, meant_for_the_test: BaseException) -> None:
+    def test_what_ends_a_test_is_raised(self, app: App, meant_for_the_test: BaseException, topic: str) -> None:
         @app.consume("orders")
         def reserve(order: bytes) -> None:
             raise meant_for_the_test
 
-        with pytest.raises(type(meant_for_the_test)):
-            feed(app, "orders", b"")
+        @app.consume("payments")
+        async def pay(payment: bytes) -> None:
+            raise meant_for_the_test
 
-    def test_the_repr_says_what_a_failed_assertion_should(self, app: App) -> None:
+        with pytest.raises(type(meant_for_the_test)):
+            feed(app, topic, b"")
+
+    def test_the_repr_says_what_a_failed_assertion_should(self, app: App, monkeypatch: pytest.MonkeyPatch) -> None:
         @app.consume("orders", to="shipped")
         def ship(order: Order) -> bytes:
             if order.id == 8:
@@ -153,8 +160,9 @@ class TestOutcomes:
         assert repr(feed(app, "orders", {"id": 7})) == (
             "Fed('handled', sent=[Outgoing(value=b'done', key=None, headers=(), topic='shipped')])"
         )
-        failed = repr(feed(app, "orders", {"id": 8}))
-        assert failed.startswith(f"Fed('failed', error=ValueError('no such sku') at {__file__}:")
+        failed = feed(app, "orders", {"id": 8})
+        monkeypatch.chdir("/")
+        assert repr(failed).startswith(f"Fed('failed', error=ValueError('no such sku') at {__file__[1:]}:")
 
     def test_fed_is_frozen(self) -> None:
         with pytest.raises(dataclasses.FrozenInstanceError):
@@ -520,6 +528,17 @@ class TestOtherDatabases:
         fed = feed(books, "orders", order, tx=ledger)
         assert isinstance(fed.error, TransactionMisused)
 
+    def test_control_what_is_no_connection_to_a_database_keeps_what_a_failed_handler_wrote(self) -> None:
+        app, writes = App("nowhere.invalid:1", group="shop", offsets=ListStore()), Writes()
+
+        @app.consume("orders")
+        def reserve(order: bytes, tx: Writes) -> None:
+            tx.append(7)
+            raise ValueError
+
+        assert feed(app, "orders", b"", tx=writes).outcome == "failed"
+        assert writes == [7]
+
 
 class TestResources:
     @pytest.fixture
@@ -622,11 +641,19 @@ class TestResources:
             feed(app, "payments", b"")
 
     def test_no_thread_is_left_behind(self, app: App, made: list[Client]) -> None:
-        before = threading.active_count()
+        @app.resource
+        async def order() -> Order:
+            return Order(1)
+
+        @app.consume("payments")
+        async def pay(value: bytes, order: Order, client: Client) -> None: ...
+
+        before = set(threading.enumerate())
         for _ in range(3):
             feed(app, "orders", {"id": 7})
             feed(app, "orders", {"id": 7}, resources={Client: Client()})
-        assert threading.active_count() == before
+            feed(app, "payments", b"")
+        eventually(lambda: set(threading.enumerate()) <= before, what="only the threads from before")
 
 
 class TestWraps:
@@ -797,6 +824,15 @@ class TestAsync:
                 feed(ships, "orders", {"id": 7})
 
         asyncio.run(test())
+
+    def test_inside_a_loop_feed_takes_a_plain_handler_all_the_same(self, app: App) -> None:
+        @app.consume("orders")
+        def ship(order: bytes) -> None: ...
+
+        async def test() -> Fed:
+            return feed(app, "orders", b"")
+
+        assert asyncio.run(test()).outcome == "handled"
 
     def test_afeed_runs_it_on_the_callers_loop(self, app: App) -> None:
         loops: list[object] = []
