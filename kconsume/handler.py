@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 
 from kconsume.batches import Batch
-from kconsume.decoding import explain_decode, text_of, without_none
+from kconsume.decoding import bare, explain_decode, text_of, without_none
 from kconsume.errors import DecodeError, InvalidHandler
 from kconsume.output import Sender
 from kconsume.records import Message, Record
@@ -133,13 +133,13 @@ def bind(
     takes_sender = by_name = False
     for wish in signature.wishes:
         by_name = by_name or wish.kind is wish.kind.KEYWORD_ONLY
-        hint = without_none(wish.hint)[0]
+        hint = bare(without_none(wish.hint)[0])
         expression = _metadata(signature, wish)
         if expression is not None:
             pass
         elif any(hint is offered for offered in offer.transactions):
             transaction, expression = typing.cast(type, hint), "tx"
-            _must_have_one_provider(signature.name, wish, offer)
+            _must_have_one_provider(signature.name, wish.name, hint, offer)
         elif hint is Sender:
             takes_sender, expression = True, "sender"
         elif _is_resource(hint, offer):
@@ -196,11 +196,11 @@ def _is_resource(hint: object, offer: Offer) -> bool:
         return False
 
 
-def _must_have_one_provider(name: str, wish: Wish, offer: Offer) -> None:
-    if _is_resource(wish.hint, offer):
+def _must_have_one_provider(name: str, parameter: str, hint: object, offer: Offer) -> None:
+    if _is_resource(hint, offer):
         raise InvalidHandler(
-            f"{name} asks for {wish.name}: {text_of(wish.hint)}, which both the store {offer.store} (its transaction) "
-            f"and the resource {offer.resources[wish.hint]} provide: let the resource provide a type of its own"
+            f"{name} asks for {parameter}: {text_of(hint)}, which both the store {offer.store} (its transaction) "
+            f"and the resource {offer.resources[hint]} provide: let the resource provide a type of its own"
         )
 
 

@@ -20,13 +20,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import NamedTuple, cast
+from typing import cast
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from kconsume.errors import ConfigurationError, SendFailed
 from kconsume.output import Outgoing
 from kconsume.records import Partition
+from kconsume.refusals import NOT_IN_TIME, Refusal, broken, sentence
 from kconsume.runtime.budget import Deadline
 from kconsume.runtime.client_log import client_log
 from kconsume.settings import ClientValue, connection_settings
@@ -54,36 +55,6 @@ _ANY_PARTITION = -1
 _GLANCE = 1.0  # how long the serving thread waits at most before it looks whether it still should
 _MOMENT = 0.01
 _FRAMING = 64  # bytes of a record on the wire that are neither key, value nor header
-
-_NO_TOPIC = "topic {topic!r} does not exist on {brokers}: create it, or correct the name"
-_LATE = (
-    "a record to topic {topic!r} was not confirmed within {seconds}{reason}: check that the brokers at {brokers} are "
-    "well; it may have been written all the same"
-)
-_TOO_LARGE = (
-    "a record to topic {topic!r} is too large for it ({cause}): send a reference to the data, or raise "
-    "message.max.bytes in kafka={{...}} and max.message.bytes of the topic"
-)
-_FORBIDDEN = "a record to topic {topic!r} was refused ({cause}): give the principal Write on the topic"
-_NOT_IN_TIME = "was not confirmed before the app had to stop: it is sent again with its handler"
-_SENTENCES: Mapping[int, str] = {
-    KafkaError.UNKNOWN_TOPIC_OR_PART: _NO_TOPIC,
-    KafkaError._UNKNOWN_TOPIC: _NO_TOPIC,
-    KafkaError._UNKNOWN_PARTITION: "topic {topic!r} on {brokers} has no partition {partition}: correct the number",
-    KafkaError._MSG_TIMED_OUT: _LATE,
-    KafkaError._TIMED_OUT: _LATE,
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: _FORBIDDEN,
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED: _FORBIDDEN,
-    KafkaError.MSG_SIZE_TOO_LARGE: _TOO_LARGE,
-    KafkaError.RECORD_LIST_TOO_LARGE: _TOO_LARGE,
-    KafkaError.INVALID_RECORD: "a record to topic {topic!r} was refused ({cause}): a compacted topic wants a key",
-    KafkaError._PURGE_QUEUE: f"a record to topic {{topic!r}} {_NOT_IN_TIME}",
-    KafkaError._PURGE_INFLIGHT: f"a record to topic {{topic!r}} {_NOT_IN_TIME}",
-    KafkaError._QUEUE_FULL: (
-        "a record to topic {topic!r} was not sent, because the queue to {brokers} has been full for "
-        "{seconds}{reason}: check that the brokers are well, and that the record fits in queue.buffering.max.kbytes"
-    ),
-}
 
 _log = logging.getLogger("kconsume.output")
 
@@ -187,7 +158,7 @@ class _Shipment:
     def __init__(self, records: int, *, wants_place: bool = False) -> None:
         self.future: Future[object] = Future()
         self.future.set_running_or_notify_cancel()  # what is on its way cannot be called back
-        self.refusal: _Refusal | None = None
+        self.refusal: Refusal | None = None
         """The first of its records that was not written."""
         self._expected = records
         self._reported = 0
@@ -201,7 +172,7 @@ class _Shipment:
     def report(self, error: KafkaError | None, message: Message) -> None:
         """A record was confirmed, or not. Runs inside the client: must not raise."""
         if error is not None and self.refusal is None:
-            self.refusal = _Refusal(error, *_partition_of(message))
+            self.refusal = Refusal(error, *_partition_of(message))
         self._last = message
         self._reported += 1
 
@@ -216,14 +187,6 @@ class _Shipment:
             self.future.set_result((_partition_of(self._last), self._last.offset()))
         else:
             self.future.set_result(None)
-
-
-class _Refusal(NamedTuple):
-    """Why a record was not written, as the client said it."""
-
-    error: KafkaError
-    topic: str
-    partition: int
 
 
 class _Line:
@@ -264,17 +227,17 @@ class _Line:
                 self._hand_over(producer, each, partition, report)
                 handed += 1
         except KafkaException as error:
-            return self._refuse(shipment, handed, _Refusal(error.args[0], str(outgoing[handed].topic), partition))
+            return self._refuse(shipment, handed, Refusal(error.args[0], str(outgoing[handed].topic), partition))
         except BaseException:
             self._cut(shipment, handed)
             raise
         return True
 
-    def _refuse(self, shipment: _Shipment, handed: int, refusal: _Refusal) -> bool:
+    def _refuse(self, shipment: _Shipment, handed: int, refusal: Refusal) -> bool:
         """The client did not take the next record; False if another line may take the shipment."""
         if _is_fatal(refusal.error):
             untouched = handed == 0 and self._forget(shipment)  # it broke while nobody used it
-            self._break(_broken(refusal.error))
+            self._break(broken(refusal.error))
             return not untouched
         shipment.refusal = shipment.refusal or refusal
         self._cut(shipment, handed)
@@ -320,7 +283,7 @@ class _Line:
             while (producer := self._awaited()) is not None:
                 self._poll(producer)
         except KafkaException as error:
-            self._break(_broken(error.args[0]))
+            self._break(broken(error.args[0]))
         except BaseException as error:  # noqa: BLE001  (told to all who wait)
             self._break(f"the thread that serves the producer failed ({error!r}): this is a fault of kconsume")
         finally:
@@ -381,24 +344,15 @@ class _Line:
             producer.purge(blocking=False)
             with self._guard:  # the reports of what was purged come at once, and say for which topic
                 self._calm.wait_for(self._is_calm, _GLANCE)
-        self._break(f"a record {_NOT_IN_TIME}")
+        self._break(f"a record {NOT_IN_TIME}")
         self._thread.join(_GLANCE)
         return left
 
     def _is_calm(self) -> bool:
         return not self._pending
 
-    def _why(self, refusal: _Refusal) -> str:
-        error, topic, partition = refusal
-        said = _SENTENCES.get(error.code(), "a record to topic {topic!r} was refused ({cause}): correct the record")
-        return said.format(
-            topic=topic,
-            partition=partition,
-            brokers=self._brokers,
-            seconds=f"{self._patience:g} s",
-            cause=f"{error.str()}, {error.name()}",
-            reason=self._reason(),
-        )
+    def _why(self, refusal: Refusal) -> str:
+        return sentence(refusal, str(self._brokers), self._patience, self._reason())
 
     def _reason(self) -> str:
         """What the client said of its connections; that all are down comes last and tells nothing."""
@@ -427,13 +381,6 @@ def _timeout(settings: Mapping[str, ClientValue]) -> float:
     """Seconds after which the client gives a record up; it knows the property by two names, and takes 0 as never."""
     given = [float(settings[name]) for name in ("message.timeout.ms", "delivery.timeout.ms") if name in settings]
     return given[-1] / 1000 if given and given[-1] else math.inf
-
-
-def _broken(error: KafkaError) -> str:
-    return (
-        f"the producer failed for good ({error.str()}), and nobody knows which records were written: they are "
-        f"sent again with their handler; if it comes back, check that the principal may write"
-    )
 
 
 def _is_fatal(error: KafkaError) -> bool:

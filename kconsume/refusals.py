@@ -1,0 +1,70 @@
+"""Why a record could not be sent, in words: the cause as the client gives it, and the fix.
+
+Values only; when something is refused is `outlet.py`'s to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from confluent_kafka import KafkaError
+
+_NO_TOPIC = "topic {topic!r} does not exist on {brokers}: create it, or correct the name"
+_LATE = (
+    "a record to topic {topic!r} was not confirmed within {seconds}{reason}: check that the brokers at {brokers} are "
+    "well; it may have been written all the same"
+)
+_TOO_LARGE = (
+    "a record to topic {topic!r} is too large for it ({cause}): send a reference to the data, or raise "
+    "message.max.bytes in kafka={{...}} and max.message.bytes of the topic"
+)
+_FORBIDDEN = "a record to topic {topic!r} was refused ({cause}): give the principal Write on the topic"
+NOT_IN_TIME = "was not confirmed before the app had to stop: it is sent again with its handler"
+_SENTENCES: Mapping[int, str] = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART: _NO_TOPIC,
+    KafkaError._UNKNOWN_TOPIC: _NO_TOPIC,
+    KafkaError._UNKNOWN_PARTITION: "topic {topic!r} on {brokers} has no partition {partition}: correct the number",
+    KafkaError._MSG_TIMED_OUT: _LATE,
+    KafkaError._TIMED_OUT: _LATE,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: _FORBIDDEN,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: _FORBIDDEN,
+    KafkaError.MSG_SIZE_TOO_LARGE: _TOO_LARGE,
+    KafkaError.RECORD_LIST_TOO_LARGE: _TOO_LARGE,
+    KafkaError.INVALID_RECORD: "a record to topic {topic!r} was refused ({cause}): a compacted topic wants a key",
+    KafkaError._PURGE_QUEUE: f"a record to topic {{topic!r}} {NOT_IN_TIME}",
+    KafkaError._PURGE_INFLIGHT: f"a record to topic {{topic!r}} {NOT_IN_TIME}",
+    KafkaError._QUEUE_FULL: (
+        "a record to topic {topic!r} was not sent, because the queue to {brokers} has been full for "
+        "{seconds}{reason}: check that the brokers are well, and that the record fits in queue.buffering.max.kbytes"
+    ),
+}
+
+
+class Refusal(NamedTuple):
+    """Why a record was not written, as the client said it."""
+
+    error: KafkaError
+    topic: str
+    partition: int
+
+
+def sentence(refusal: Refusal, brokers: str, patience: float, reason: str) -> str:
+    """`patience`: seconds after which the client gives up; `reason`: what it said of its connections meanwhile."""
+    error, topic, partition = refusal
+    said = _SENTENCES.get(error.code(), "a record to topic {topic!r} was refused ({cause}): correct the record")
+    return said.format(
+        topic=topic,
+        partition=partition,
+        brokers=brokers,
+        seconds=f"{patience:g} s",
+        cause=f"{error.str()}, {error.name()}",
+        reason=reason,
+    )
+
+
+def broken(error: KafkaError) -> str:
+    return (
+        f"the producer failed for good ({error.str()}), and nobody knows which records were written: they are "
+        f"sent again with their handler; if it comes back, check that the principal may write"
+    )
