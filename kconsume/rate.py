@@ -54,8 +54,9 @@ class Limiter:
 
     In every stretch of `per` seconds no more than `records` are granted. A caller that needs more than that at
     once, a batch larger than the rate, gets it when nothing counts any more, and the batch then counts for as many
-    times `per` as it is larger, so that the rate holds over time. Those who give their name are granted in turn: a
-    batch that needs much room would otherwise be kept out for ever by those who need little.
+    times `per` as it is larger, so that the rate holds over time. Those who give their name are granted in turn, for
+    a batch that needs much room would otherwise be kept out for ever by those that need little; of the others, who
+    asks first when there is room is granted.
     """
 
     _GRAINS = 128
@@ -80,7 +81,7 @@ class Limiter:
     def take(self, least: int, most: int, who: object = None) -> tuple[int, float]:
         """`(n, 0.0)`: n records may start now, least <= n <= most. `(0, seconds)`: ask again after so long, or sooner.
 
-        Needs 1 <= least <= most. `who` asks, for its turn; None takes what there is. Does not wait.
+        Needs 1 <= least <= most. `who` asks, to be granted in turn. Does not wait.
         """
         with self._lock:
             now = self._clock()  # inside, so that the moments in the deque are in order

@@ -210,7 +210,7 @@ def _batch_payload(signature: Signature) -> str:
     if decoding.call is None:
         return (
             "payload = list(map(type(messages[0]).value, turn))\n"
-            "        if None in payload:\n"
+            "        if not all(payload) and None in payload:\n"
             "            turn = iter(messages[payload.index(None) + 1:])\n"
             "            raise NullValue"
         )

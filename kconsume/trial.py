@@ -19,18 +19,15 @@ from typing import ClassVar, NamedTuple, TypeVar, cast
 from kconsume.backends.memory import MemoryStore
 from kconsume.failures.policy import Policy, Verdict
 from kconsume.handler import MOST_BYTES
-from kconsume.outlet import Outlet
 from kconsume.output import Outgoing
 from kconsume.records import Message, Partition
 from kconsume.resources import Resource
 from kconsume.runtime.budget import Pace
-from kconsume.runtime.course import Course
-from kconsume.runtime.engine import BATCH, HandlerPlan
+from kconsume.runtime.engine import BATCH, Equipment, HandlerPlan, work_for
 from kconsume.runtime.furnishing import Furnishing
 from kconsume.runtime.home import CallersLoop, Home, OwnLoop
 from kconsume.runtime.lanes import Chunk, Failure, InlineLanes, Lane, Outcome, Progress, Work
 from kconsume.runtime.running import in_thread
-from kconsume.runtime.work import InTransactions, InTransactionsAsync, LoopWork, Plainly, PlainlyAsync, ThreadWork
 
 T = TypeVar("T")
 
@@ -95,7 +92,7 @@ class Trial:
         trouble: BaseException | None = None
         try:
             attempt = _Attempt(self._handler, self._scope, messages)
-            work = self._work(attempt, self._build(furnishing), self._lend)
+            work = self._work(attempt, home, self._build(furnishing), self._lend)
             for chunk in attempt.chunks:
                 work(attempt.lane, chunk, attempt.report)
         finally:
@@ -108,18 +105,20 @@ class Trial:
         if not self._binding.is_async:
             return self.run(messages)
         loop, lend = asyncio.get_running_loop(), self._lend
-        furnishing = self._furnishing(CallersLoop(loop))
+        home = CallersLoop(loop)
+        furnishing = self._furnishing(home)
         trouble: BaseException | None = None
         try:
             resources, cancelled = await in_thread(lambda: self._build(furnishing))
             if cancelled is not None:
                 raise cancelled
             attempt = _Attempt(self._handler, self._scope, messages)
-            work = self._work(attempt, resources, None if lend is None else lambda: _OnLoop(lend(), loop))
+            work = self._work(attempt, home, resources, None if lend is None else lambda: _OnLoop(lend(), loop))
             for chunk in attempt.chunks:
                 await cast(Awaitable[None], work(attempt.lane, chunk, attempt.report))
         finally:
             trouble, cancelled = await in_thread(lambda: furnishing.close(self._furniture.closing))
+            home.close(0.0)
             if cancelled is not None:
                 raise cancelled
         return attempt.tried(trouble)
@@ -132,21 +131,11 @@ class Trial:
         missing = [hint for hint in self._binding.resources.values() if hint not in given]
         return {**given, **furnishing.build(missing)}
 
-    def _work(self, attempt: _Attempt, resources: Mapping[object, object], lend: Lend | None) -> Work:
-        """As the engine puts it together, with what is kept in the place of what leaves."""
-        binding, batched = self._binding, self._binding.batched
-        furnished = (resources, self._handler.wraps, self._most_bytes)
-        course = Course(binding, attempt.policy, stores=binding.transaction is not None)
-        outlet = cast(Outlet, attempt.kept)  # of an outlet, work needs `deliver` alone
-        if binding.transaction is None:
-            if binding.is_async:
-                return LoopWork(course, PlainlyAsync(binding.async_runner(*furnished), batched, outlet))
-            return ThreadWork(course, Plainly(binding.runner(*furnished), batched, outlet))
-        assert lend is not None  # who asks has seen to it
-        store = _LentStore(lend, attempt.kept)
-        if binding.is_async:
-            return LoopWork(course, InTransactionsAsync(binding.async_runner(*furnished), batched, store, "", outlet))
-        return ThreadWork(course, InTransactions(binding.runner(*furnished), batched, store, "", outlet))
+    def _work(self, attempt: _Attempt, home: Home, resources: Mapping[object, object], lend: Lend | None) -> Work:
+        """As in a run, with what is kept in the place of what leaves, and without waiting for a rate."""
+        handler = dataclasses.replace(self._handler, policy=attempt.policy, rate=None)
+        store = MemoryStore() if lend is None else _LentStore(lend, attempt.kept)
+        return work_for(handler, store, "", Equipment(home, attempt.kept, resources, self._most_bytes))
 
 
 class _Attempt:

@@ -124,13 +124,12 @@ class _Run:
         return len(self._messages) - self._at if self._course.binding.batched else self._lane.pace.size
 
     def _permitted(self, size: int) -> Generator[Step, Outcome, int]:
-        """How many records the rate lets run now; waits for at least one, or for the batch."""
-        limiter = self._course.limiter
+        """How many records the rate lets run now: the batch, or one, so that each starts when it is granted. Waits."""
+        limiter, batched = self._course.limiter, self._course.binding.batched
         assert limiter is not None
-        most = min(size, len(self._messages) - self._at)
-        least = most if self._course.binding.batched else 1
+        wanted = min(size, len(self._messages) - self._at) if batched else 1
         while not self._lane.stop:
-            granted, wait = limiter.take(least, most, self._lane)
+            granted, wait = limiter.take(wanted, wanted, self._lane if batched else None)
             if granted:
                 return granted
             yield Rest(min(wait, _LONGEST_REST))

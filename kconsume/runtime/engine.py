@@ -23,7 +23,6 @@ from kconsume.batches import Batching
 from kconsume.cluster import Cluster
 from kconsume.failures.policy import Policy
 from kconsume.handler import MOST_BYTES, Binding
-from kconsume.outlet import Outlet
 from kconsume.rate import Limiter, Rate
 from kconsume.records import Partition
 from kconsume.runtime.async_lanes import AsyncLanes
@@ -40,6 +39,7 @@ from kconsume.runtime.ownership import Ownership
 from kconsume.runtime.source import Source
 from kconsume.runtime.tenancy import Tenancy
 from kconsume.runtime.work import (
+    Delivers,
     InTransactions,
     InTransactionsAsync,
     LoopWork,
@@ -82,7 +82,7 @@ class Equipment:
     """What the handlers of an app share while it runs."""
 
     home: Home
-    outlet: Outlet
+    outlet: Delivers
     resources: Mapping[object, object]
     most_bytes: int = MOST_BYTES
     """Of a message that is sent."""
@@ -112,13 +112,11 @@ class Engine:
 
     def __init__(self, plan: ConsumerPlan, equipment: Equipment, ended: Callable[[], None]) -> None:
         self.plan = plan
-        if any(handler.binding.sends for handler in plan.handlers):
-            equipment.outlet.open()  # settings that a producer cannot have are known before the first record
         self._ownership = Ownership(f"kconsume-{plan.group}", ended)
         self._errands = Errands(f"kconsume-errands-{plan.group}")
         outcomes: Outcomes = SimpleQueue()
         self._lanes = {h: _lanes_for(h, plan.store, outcomes, self._ownership, equipment) for h in plan.handlers}
-        self._works = {h: _work_for(h, plan, equipment) for h in plan.handlers}
+        self._works = {h: work_for(h, plan.store, plan.group, equipment) for h in plan.handlers}
         self._handlers = {topic: h for h in plan.handlers for topic in h.topics}
         begin = {topic: h.start for topic, h in self._handlers.items()}
         owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
@@ -217,13 +215,13 @@ def most_workers(handler: HandlerPlan, store: OffsetStore) -> int:
     return handler.concurrency or useful
 
 
-def _work_for(handler: HandlerPlan, plan: ConsumerPlan, equipment: Equipment) -> Work:
-    binding = handler.binding
+def work_for(handler: HandlerPlan, store: OffsetStore, group: str, equipment: Equipment) -> Work:
+    """What is done with the chunks of a handler: plainly or in transactions, on threads or on the event loop."""
+    binding, batched = handler.binding, handler.binding.batched
     limiter = None if handler.rate is None else Limiter(handler.rate)
     course = Course(binding, handler.policy, limiter, stores=binding.transaction is not None)
     outlet = equipment.outlet if binding.sends else None
     furnished = (equipment.resources, handler.wraps, equipment.most_bytes)
-    store, group, batched = plan.store, plan.group, binding.batched
     if binding.transaction is None:
         if binding.is_async:
             return LoopWork(course, PlainlyAsync(binding.async_runner(*furnished), batched, outlet))

@@ -39,7 +39,7 @@ class Furnishing:
         wanted = list(wanted)
         if not wanted:
             return {}
-        self._on_loop = any(_is_async(resource.make) for resource in self._shelf.needed(wanted))
+        self._on_loop = self._on_loop or any(_is_async(resource.make) for resource in self._shelf.needed(wanted))
         return self._run(self._shelf.build(wanted)).result()
 
     def close(self, seconds: float) -> BaseException | None:

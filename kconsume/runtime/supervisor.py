@@ -107,6 +107,8 @@ class Supervisor:
         try:
             shared = self._shared
             resources = shared.furnishing.build(wanted)
+            if any(handler.binding.sends for plan in self._plans for handler in plan.handlers):
+                shared.outlet.open()  # settings that a producer cannot have are known before the first record
             equipment = Equipment(shared.home, shared.outlet, resources, shared.most_bytes)
             self.engines = [Engine(plan, equipment, self._engine_ended) for plan in self._plans]
         except BaseException:

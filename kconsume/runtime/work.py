@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from functools import partial
@@ -19,7 +19,6 @@ from typing import Protocol, TypeVar
 
 from kconsume.backends.abc import TransactionalStore, Tx
 from kconsume.errors import Fenced, SendFailed, StoreUnavailable
-from kconsume.outlet import Outlet
 from kconsume.output import Outgoing
 from kconsume.runner import AsyncRunner, Halt, Runner
 from kconsume.runtime.async_lanes import CANCELLED
@@ -31,6 +30,12 @@ from kconsume.runtime.lanes import Chunk, Lane, Report
 T = TypeVar("T")
 
 _RESTED = Outcome(0)
+
+
+class Delivers(Protocol):
+    """Takes what handlers send, and says when all of it is confirmed."""
+
+    def deliver(self, outgoing: Sequence[Outgoing]) -> Future[None]: ...
 
 
 class Attempt(Protocol):
@@ -108,7 +113,7 @@ def _next(steps: Steps, answer: Outcome | BaseException | None) -> Step | None:
 class Plainly:
     """Finished when the handler returns, and what it sends is confirmed."""
 
-    def __init__(self, run: Runner, batched: bool, outlet: Outlet | None = None) -> None:
+    def __init__(self, run: Runner, batched: bool, outlet: Delivers | None = None) -> None:
         self._run = run
         self._batched = batched
         self._outlet = outlet
@@ -124,7 +129,7 @@ class Plainly:
 
 
 class PlainlyAsync:
-    def __init__(self, run: AsyncRunner, batched: bool, outlet: Outlet | None = None) -> None:
+    def __init__(self, run: AsyncRunner, batched: bool, outlet: Delivers | None = None) -> None:
         self._run = run
         self._batched = batched
         self._outlet = outlet
@@ -146,7 +151,7 @@ class InTransactions:
     """Finished when the handler's writes and the offset have committed together."""
 
     def __init__(
-        self, run: Runner, batched: bool, store: TransactionalStore, group: str, outlet: Outlet | None = None
+        self, run: Runner, batched: bool, store: TransactionalStore, group: str, outlet: Delivers | None = None
     ) -> None:
         self._run = run
         self._batched = batched
@@ -177,7 +182,7 @@ class InTransactionsAsync:
         batched: bool,
         store: TransactionalStore,
         group: str,
-        outlet: Outlet | None = None,
+        outlet: Delivers | None = None,
         hands: Hands | None = None,
     ) -> None:
         """`hands`: threads that are kept for the next transactions; without them, each has one of its own."""

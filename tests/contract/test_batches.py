@@ -287,8 +287,8 @@ def test_huge_records_are_not_gathered_without_end(arena: Arena, group: str) -> 
 # The owner (P5, P7): several batches of one fetch, and one of them holds it up
 
 
-def swift_batches(arena: Arena, group: str) -> tuple[App, str, list[Seen], threading.Event, threading.Event, set[str]]:
-    topic, seen, threads = arena.topic(2), list[Seen](), set[str]()
+def swift_batches(arena: Arena, group: str) -> tuple[App, str, list[Seen], threading.Event, threading.Event]:
+    topic, seen = arena.topic(2), list[Seen]()
     app = arena.app(group, kafka={"max.poll.interval.ms": 2000})
     entered, release = threading.Event(), threading.Event()
 
@@ -297,17 +297,16 @@ def swift_batches(arena: Arena, group: str) -> tuple[App, str, list[Seen], threa
         if b"hold" in values:
             entered.set()
             release.wait(60)
-        threads.add(threading.current_thread().name)
         seen.append(Seen("", batch.partition, batch.offsets))
 
-    return app, topic, seen, entered, release, threads
+    return app, topic, seen, entered, release
 
 
 def test_an_owner_that_is_deposed_between_the_batches_of_one_fetch_loses_and_repeats_none(
     arena: Arena, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Pace, "SWIFT", 1e-3)  # also on a busy machine
-    app, topic, seen, entered, release, threads = swift_batches(arena, group)
+    app, topic, seen, entered, release = swift_batches(arena, group)
     with app.running():
         try:
             eventually(lambda: len(assigned(app)) == 2, what="assigned")
@@ -376,17 +375,22 @@ def test_members_that_come_and_go_handle_every_record_once_in_batches(
         return app
 
     produced = 0
+
+    def write_some() -> None:
+        nonlocal produced
+        for partition in range(6):
+            produced += arena.produce(topic, ["x"] * 30, partition)
+
+    def newcomer_works(number: int) -> bool:
+        write_some()
+        return calls[number] > 0
+
     with ExitStack() as staying:
         staying.enter_context(make(0).running())
-        for number in range(1, 4):
+        for number in range(1, 9 if arena.kind == "real" else 4):
             with make(number).running():
-                for partition in range(6):
-                    arena.produce(topic, ["x"] * 200, partition)
-                produced += 1200
-                eventually(lambda: calls[number] > 0, within=40, what="the newcomer works")  # noqa: B023
-                for partition in range(6):
-                    arena.produce(topic, ["x"] * 100, partition)
-                produced += 600
+                eventually(lambda: newcomer_works(number), within=40, what="the newcomer works")  # noqa: B023
+                write_some()
         eventually(lambda: len(set(rows(seen))) == produced, within=60, what="every record has its effect")
     assert len(rows(seen)) == produced, "rows = distinct = produced"
     by_partition: dict[int, list[int]] = defaultdict(list)

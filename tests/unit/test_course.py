@@ -647,13 +647,13 @@ class TestSender:
         kept: list[Sender] = []
 
         def handle(value: bytes, sender: Sender) -> None:
-            if kept:
+            for other in kept:
                 with pytest.raises(SendFailed, match="after the handler had returned"):
-                    kept[0].send("out", value)
+                    other.send("out", value)
             kept.append(sender)
 
-        reports = carry_out(handle, [b"1", b"2", b"3"])
-        assert sum(p.handled for p in reports if isinstance(p, Progress)) == 3
+        reports = carry_out(handle, [b"%d" % n for n in range(8)])
+        assert sum(p.handled for p in reports if isinstance(p, Progress)) == 8
 
     @pytest.mark.parametrize("annotation", ["bytes", "list[bytes]"])
     def test_one_that_was_kept_is_refused_after_the_last(self, annotation: str) -> None:

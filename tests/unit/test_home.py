@@ -192,7 +192,7 @@ class TestTheCallersLoop:
         async def main() -> None:
             loop = asyncio.get_running_loop()
             home = CallersLoop(loop)
-            ours = home.start(asyncio.sleep(LONG), "kconsume-task")  # type: ignore[arg-type]
+            ours = home.start(asyncio.sleep(LONG), "kconsume-task")
             theirs = asyncio.create_task(asyncio.sleep(0.05, "done"))
             await asyncio.to_thread(home.close, 1.0)
             await asyncio.wait([ours])

@@ -88,7 +88,7 @@ class TestWhatIsProvided:
         yield None
 
     @staticmethod
-    def old_style() -> typing.Iterator[Optional[Client]]:  # noqa: UP006,UP035,UP045
+    def old_style() -> typing.Iterator[Optional[Client]]:  # noqa: UP045
         yield None
 
     FORMS = (
@@ -152,7 +152,7 @@ def yields_something() -> Iterator:  # type: ignore[type-arg]
 
 
 def yields_client() -> Client:  # type: ignore[misc]
-    yield Client()  # type: ignore[misc]
+    yield Client()
 
 
 async def async_nothing_said():  # type: ignore[no-untyped-def]
@@ -290,7 +290,7 @@ class TestWhoGetsWhat:
     def test_two_for_one_type_are_refused_and_the_first_stays(self) -> None:
         made = app()
         made.resource(TestWhatIsProvided.iterator)
-        with pytest.raises(ConfigurationError, match="iterator and function both provide Client.* a type of its own"):
+        with pytest.raises(ConfigurationError, match=r"iterator and function both provide Client.* a type of its own"):
             made.resource(TestWhatIsProvided.function)
         with pytest.raises(ConfigurationError, match="iterator and optional both provide Client"):
             made.resource(TestWhatIsProvided.optional)
@@ -394,7 +394,9 @@ kinds = pytest.mark.parametrize("kind", ["plain", "mixed"])
 class Furnished:
     """A furnishing, and a home that is closed after it."""
 
-    def __init__(self, functions: Iterable[Callable[..., object]], given: Mapping[object, object] | None = None) -> None:
+    def __init__(
+        self, functions: Iterable[Callable[..., object]], given: Mapping[object, object] | None = None
+    ) -> None:
         self.home = OwnLoop("kconsume-loop-test")
         self.furnishing = Furnishing(declared(*functions), given or {}, self.home)
 
@@ -405,6 +407,10 @@ class Furnished:
         trouble = self.furnishing.close(seconds)
         self.home.close(seconds)
         return trouble
+
+
+def raising(error: BaseException) -> Client:
+    raise error
 
 
 def left() -> list[str]:
@@ -513,12 +519,10 @@ class TestOneThatCannotBeBuilt:
         """On an event loop, SystemExit ends the loop, and whoever waits for the resource waits for ever."""
 
         def plain() -> Iterator[Client]:
-            raise error
-            yield Client()
+            yield raising(error)
 
         async def on_loop() -> AsyncIterator[Client]:
-            raise error
-            yield Client()
+            yield raising(error)
 
         furnished = Furnished([on_loop if is_async else plain])
         with pytest.raises(ResourceFailed, match=type(error).__name__):
@@ -546,7 +550,7 @@ class TestOneThatCannotBeBuilt:
     def test_what_nobody_provides_is_refused_before_any_is_built(self) -> None:
         stage = Stage()
         client, _, pool = stage.plain()
-        with pytest.raises(InvalidHandler, match="the resource pool asks for Cache, which no @app.resource provides"):
+        with pytest.raises(InvalidHandler, match=r"the resource pool asks for Cache, which no @app.resource provides"):
             Furnished([client, pool]).build(Pool[int])
         assert stage.events == []
 
@@ -566,7 +570,7 @@ class TestOneThatCannotBeBuilt:
             built.append("other")
             yield "other"
 
-        with pytest.raises(InvalidHandler, match="in a circle .client → cache → pool → client.: let one of them make"):
+        with pytest.raises(InvalidHandler, match=r"in a circle .client → cache → pool → client.: let one of them make"):
             Furnished([other, client, cache, pool]).build(str, Client)
         assert built == []
 
@@ -574,7 +578,7 @@ class TestOneThatCannotBeBuilt:
         def client(another: Client) -> Iterator[Client]:
             yield another
 
-        with pytest.raises(InvalidHandler, match="in a circle .client → client."):
+        with pytest.raises(InvalidHandler, match=r"in a circle .client → client."):
             Furnished([client]).build(Client)
 
     def test_two_of_one_name_are_no_circle(self) -> None:
