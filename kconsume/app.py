@@ -231,7 +231,9 @@ class App(Decorators):
     @asynccontextmanager
     async def _running_on_loop(self) -> AsyncIterator[App]:
         body, home = AsyncBody(), CallersLoop(asyncio.get_running_loop())
-        supervisor, cancelled = await in_thread(lambda: self._start(report_ends=False, body=body, home=home))
+        supervisor, cancelled = await in_thread(
+            lambda: self._start(report_ends=False, body=body, home=home), hurry=lambda: self._stop_for(body)
+        )
         try:
             if cancelled is not None:
                 raise cancelled
@@ -270,6 +272,11 @@ class App(Decorators):
             return supervisor.finish()
         finally:
             self._supervisor = self._outlet = None
+
+    def _stop_for(self, body: Interruptible) -> None:
+        """Stop what runs for this block; there may be another that got in first."""
+        if self._supervisor is not None and self._supervisor.serves(body):
+            self._supervisor.stop()
 
     async def _finish_off_loop(self, supervisor: Supervisor) -> tuple[Report, asyncio.CancelledError | None]:
         """Handlers end on this loop meanwhile; it is left when they have, also by a task that was cancelled."""

@@ -85,8 +85,8 @@ class DecodeError(KconsumeError):
 class BatchError(KconsumeError):
     """Raised by a handler of batches: these records failed, by their index in the batch, and all others are done.
 
-    What the others wrote through the store's transaction was undone with it, so the handler is called again without
-    those that failed.
+    What the others wrote through the store's transaction, or sent, is undone with the call: then the handler is called
+    again without those that failed.
     """
 
     def __init__(self, errors: Mapping[int, BaseException]) -> None:

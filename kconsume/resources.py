@@ -116,8 +116,8 @@ class Shelf:
         self._declared = declared
         self._built: dict[object, object] = dict(given or {})
         self._closers: list[tuple[str, Callable[[], object]]] = []
-        self.closing = "nothing"
-        """The name of the resource that is being closed."""
+        self.at = "nothing"
+        """The name of the resource that is being built or closed."""
 
     def needed(self, wanted: Iterable[object]) -> list[Resource]:
         """What has to be made for it, each after what it needs. What cannot be had is refused, before any is made."""
@@ -131,6 +131,7 @@ class Shelf:
         wanted = list(wanted)
         for resource in self.needed(wanted):
             arguments = {parameter: self._built[needed] for parameter, needed in resource.needs.items()}
+            self.at = resource.name
             try:
                 self._built[resource.provides] = await self._make(resource, arguments)
             except (Exception, asyncio.CancelledError, SystemExit) as error:
@@ -148,7 +149,7 @@ class Shelf:
         first: ResourceFailed | None = None
         while self._closers:
             name, close = self._closers.pop()
-            self.closing = name
+            self.at = name
             try:
                 ended = close()
                 if inspect.isawaitable(ended):

@@ -104,9 +104,9 @@ def send(
       kconsume send orders --null --key 1             a tombstone
       kconsume send orders hello --brokers embedded://shop
 
-    The cluster is that of the app, or --brokers; KCONSUME_APP and KCONSUME_BROKERS are their defaults, and
-    KCONSUME_KAFKA_… what --brokers needs besides, such as KCONSUME_KAFKA_SECURITY_PROTOCOL. With an embedded broker
-    the topic is made, if it is not there.
+    The cluster is that of the app, or --brokers; KCONSUME_APP and KCONSUME_BROKERS are their defaults. What --brokers
+    needs besides comes from variables such as KCONSUME_KAFKA_SECURITY_PROTOCOL. With an embedded broker the topic is
+    made, if it is not there.
 
     Exit code 0 if every record was confirmed, 1 if not, 2 if there is no such topic.
     """

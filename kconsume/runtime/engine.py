@@ -124,7 +124,11 @@ class Engine:
         self.tenancy = Tenancy(
             claims, self._errands, self._make_lane, shutdown=plan.shutdown, grouped=plan.partitions is None
         )
-        self.source = Source(plan.settings, self.tenancy, batch=BATCH)
+        try:
+            self.source = Source(plan.settings, self.tenancy, batch=BATCH)
+        except BaseException:
+            self._errands.close(0.0)
+            raise
         in_group = isinstance(plan.store, KafkaStore)
         group = GroupLedger(self.source)
         ledger = group if in_group else StoreLedger(plan.store, plan.group, self._errands)

@@ -5,6 +5,7 @@ The same place for both ends of a resource. Closing has a deadline; what is not 
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 from kconsume.errors import ResourceFailed
 from kconsume.resources import Resource, Shelf
 from kconsume.runtime.errands import Errands
-from kconsume.runtime.home import Home, on_loop
+from kconsume.runtime.home import Home
 
 T = TypeVar("T")
 
@@ -28,40 +29,102 @@ class Furnishing:
     def __init__(self, declared: Mapping[object, Resource], given: Mapping[object, object], home: Home) -> None:
         """`given` replaces what is declared, by type."""
         self.hangs = False
-        """Whether something was not closed in time, and may still be at it."""
+        """Whether something was not built or closed in time, and may still be at it."""
         self._shelf = Shelf(declared, given)
         self._on_loop = False
         self._home = home
         self._thread: Errands | None = None
+        self._task: _OneTask | None = None
+
+    @property
+    def at(self) -> str:
+        """The name of the resource that is being built or closed."""
+        return self._shelf.at
 
     def build(self, wanted: Iterable[object]) -> Mapping[object, object]:
         """What is asked for, each built once; one that cannot be raises its error. `close` closes those before it."""
+        return self.begin(wanted).result()
+
+    def begin(self, wanted: Iterable[object]) -> Future[Mapping[object, object]]:
+        """The same without waiting. What cannot be had is refused here."""
         wanted = list(wanted)
-        if not wanted:
-            return {}
         self._on_loop = self._on_loop or any(_is_async(resource.make) for resource in self._shelf.needed(wanted))
-        return self._run(self._shelf.build(wanted)).result()
+        if wanted:
+            return self._run(self._shelf.build(wanted))
+        nothing: Future[Mapping[object, object]] = Future()
+        nothing.set_result({})
+        return nothing
 
     def close(self, seconds: float) -> BaseException | None:
         """What went wrong, if something did."""
         closing = None if self._shelf.empty else self._run(self._shelf.close())
+        if self._task is not None:
+            if self.hangs:
+                self._task.cancel()
+            self._task.close()
         if self._thread is not None:
             self._thread.close(seconds)
         try:
             return None if closing is None else closing.result(0.0 if self._thread is not None else seconds)
         except FutureTimeout:
             self.hangs = True
+            if self._task is not None:
+                self._task.cancel()
             return ResourceFailed(
-                f"the resources were not closed within {seconds:.1f} s: {self._shelf.closing} hangs, or the event loop "
-                f"is blocked; let what follows its yield end sooner, or raise App(shutdown=...)"
+                f"the resources were not closed within {seconds:.1f} s: {self.at} hangs, or the event loop is blocked; "
+                f"let what follows its yield end sooner, or raise App(shutdown=...)"
             )
 
     def _run(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         if self._on_loop:
-            return on_loop(self._home, work)
+            self._task = self._task or _OneTask(self._home)
+            return self._task.send(work)
         if self._thread is None:
             self._thread = Errands("kconsume-resources")
         return self._thread.send(lambda: _drive(work))
+
+
+class _OneTask:
+    """Runs coroutines one after the other, in one task of the event loop. What was entered in a task is left in it:
+    task groups ask for that, and tokens of context variables. From other threads than the loop's."""
+
+    def __init__(self, home: Home) -> None:
+        self._loop = home.loop
+        self._waiting: asyncio.Queue[Callable[[], Coroutine[Any, Any, None]] | None] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+        """Both only on the loop."""
+        self._loop.call_soon_threadsafe(self._start)
+
+    def send(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        future: Future[T] = Future()
+
+        async def run() -> None:
+            try:
+                future.set_result(await work)
+            except BaseException as error:  # noqa: BLE001  (raised where the future is read)
+                future.set_exception(error)
+
+        self._loop.call_soon_threadsafe(self._waiting.put_nowait, run)
+        return future
+
+    def close(self) -> None:
+        """Nothing will follow."""
+        self._loop.call_soon_threadsafe(self._waiting.put_nowait, None)
+
+    def cancel(self) -> None:
+        """Leave what it is at, and go on with the next."""
+        self._loop.call_soon_threadsafe(self._cancel)
+
+    def _start(self) -> None:
+        self._task = self._loop.create_task(self._run(), name="kconsume-resources")
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        while (run := await self._waiting.get()) is not None:
+            await run()
 
 
 def _is_async(make: Callable[..., object]) -> bool:

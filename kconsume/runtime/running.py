@@ -9,6 +9,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextvars import copy_context
 from types import TracebackType
 from typing import Generic, Protocol, TypeVar
 
@@ -89,8 +90,11 @@ class AsyncBody:
             self._task.cancel()
 
 
-async def in_thread(work: Callable[[], T]) -> tuple[T, asyncio.CancelledError | None]:
-    """Off the loop, to its end: what came of it, and the cancellation that came meanwhile, if one did.
+async def in_thread(
+    work: Callable[[], T], hurry: Callable[[], None] | None = None
+) -> tuple[T, asyncio.CancelledError | None]:
+    """Off the loop, to its end: what came of it, and the cancellation that came meanwhile, if one did; it asks for
+    `hurry`. In the caller's context.
 
     In a thread of its own, because it may take long, and the loop's own threads are the person's.
     """
@@ -105,11 +109,13 @@ async def in_thread(work: Callable[[], T]) -> tuple[T, asyncio.CancelledError | 
         else:
             loop.call_soon_threadsafe(done.set_result, result)
 
-    threading.Thread(target=run, name="kconsume-running", daemon=True).start()
+    threading.Thread(target=copy_context().run, args=(run,), name="kconsume-running", daemon=True).start()
     cancelled: asyncio.CancelledError | None = None
     while not done.done():
         try:
             await asyncio.wait([done])
         except asyncio.CancelledError as error:
             cancelled = error
+            if hurry is not None:
+                hurry()
     return done.result(), cancelled

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from types import FrameType
 
-from kconsume.errors import KconsumeError, ShutdownTimeout
+from kconsume.errors import KconsumeError, ResourceFailed, ShutdownTimeout
 from kconsume.outlet import Outlet
 from kconsume.records import Partition
 from kconsume.runtime.budget import Deadline
@@ -106,18 +106,40 @@ class Supervisor:
         )
         try:
             shared = self._shared
-            resources = shared.furnishing.build(wanted)
+            resources = self._built(wanted)
             if any(handler.binding.sends for plan in self._plans for handler in plan.handlers):
                 shared.outlet.open()  # settings that a producer cannot have are known before the first record
             equipment = Equipment(shared.home, shared.outlet, resources, shared.most_bytes)
-            self.engines = [Engine(plan, equipment, self._engine_ended) for plan in self._plans]
+            for plan in self._plans:
+                self.engines.append(Engine(plan, equipment, self._engine_ended))
         except BaseException:
-            self._close_shared(Deadline(self._shutdown))
+            closing = self._deadline or Deadline(self._shutdown)
+            for engine in self.engines:
+                engine.close(closing)
+            self._close_shared(closing)
             raise
         for engine in self.engines:
             engine.start()
             if self._deadline is not None:  # asked to stop while the resources were built
                 engine.loop.stop(self._deadline)
+
+    def _built(self, wanted: Iterable[object]) -> Mapping[object, object]:
+        """The resources. Building may take its time, unless it is asked to stop meanwhile."""
+        furnishing = self._shared.furnishing
+        building = furnishing.begin(wanted)
+        building.add_done_callback(lambda _: self._news.put(None))
+        while not building.done():
+            self._await_news(0.1)
+            if self._deadline is not None and self._deadline.passed:
+                furnishing.hangs = True
+                raise ResourceFailed(
+                    f"the resource {furnishing.at} was still not built {self._shutdown:.1f} s after the request to stop"
+                )
+        return building.result()
+
+    def serves(self, body: Interruptible) -> bool:
+        """Whether it is this block that it runs for."""
+        return self._body is body
 
     def stop(self) -> None:
         """Ask all engines to drain and leave. From any thread; the first call counts."""

@@ -21,7 +21,7 @@ import pytest
 
 from kconsume import App, HandlerFailed, KconsumeError, Partition, Record, Report
 from kconsume.backends import SqliteStore, open_store
-from kconsume.errors import ConfigurationError
+from kconsume.errors import ConfigurationError, ResourceFailed
 from tests.fix_arena import QUICK, Arena
 from tests.waiting import eventually
 
@@ -221,10 +221,18 @@ def test_two_apps_on_one_loop_do_not_meet(arena: Arena, group: str, nothing_left
     assert seen == {topics[0]: ["a"], topics[1]: ["b", "bad"]}
 
 
-def test_one_app_runs_once_at_a_time_however_many_ask_at_once(arena: Arena, group: str, nothing_left: None) -> None:
+def test_one_app_runs_once_at_a_time_however_many_ask_at_once(
+    arena: Arena, group: str, nothing_left: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     topic = arena.topic(1)
     arena.produce(topic, ["a"], 0)
-    app, seen = arena.app(group), list[str]()
+    app, seen, plans = arena.app(group), list[str](), App.plans
+
+    def slowly(app: App, **options: Any) -> Any:
+        time.sleep(0.2)  # the point of the test: all have asked before the first one runs
+        return plans(app, **options)
+
+    monkeypatch.setattr(App, "plans", slowly)
 
     @app.consume(topic)
     async def handle(value: str) -> None:
@@ -415,6 +423,79 @@ def test_cancelled_while_it_starts_nothing_is_left(arena: Arena, group: str, not
     asyncio.run(main())
     assert members(arena, group) == 0
     assert app._supervisor is None
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_cancelled_while_a_resource_hangs_in_building_it_gives_up_at_the_deadline(
+    arena: Arena, group: str, nothing_left: None, is_async: bool
+) -> None:
+    """A task that cannot be cancelled keeps its whole program from ending."""
+    app, building, go, closed = short(arena, group), threading.Event(), threading.Event(), list[str]()
+
+    @app.resource
+    def stock() -> Iterator[Stock]:
+        yield Stock()
+        closed.append("stock")
+
+    def prices(stock: Stock) -> Iterator[Prices]:
+        building.set()
+        go.wait(LONG)
+        yield Prices()
+
+    async def prices_on_loop(stock: Stock) -> AsyncIterator[Prices]:
+        building.set()
+        await asyncio.sleep(LONG)
+        yield Prices()
+
+    app.resource(prices_on_loop if is_async else prices)
+
+    @app.consume(arena.topic(1))
+    async def handle(value: str, prices: Prices) -> None: ...
+
+    async def serve() -> None:
+        async with app.running():
+            await asyncio.sleep(LONG)
+
+    async def main() -> None:
+        serving = asyncio.create_task(serve())
+        await soon(building.is_set, "a resource is being built")
+        serving.cancel()
+        with pytest.raises(ResourceFailed, match=r"prices\w* was still not built 3\.0 s after the request to stop"):
+            await serving
+        if is_async:
+            await soon(lambda: len(asyncio.all_tasks()) == 1, "no task is left")
+
+    asyncio.run(main())
+    go.set()
+    eventually(lambda: closed == ["stock"], what="the one before it is closed, if its thread comes back")
+
+
+def test_cancelled_while_another_runs_the_app_that_one_goes_on(arena: Arena, group: str) -> None:
+    app = arena.app(group)
+
+    @app.consume(arena.topic(1))
+    async def handle(value: str) -> None: ...
+
+    async def serve() -> None:
+        async with app.running():
+            await asyncio.sleep(LONG)
+
+    async def main() -> None:
+        async with app.running():
+            starting = app._starting
+            starting.acquire()
+            late = asyncio.create_task(serve())
+            await asyncio.sleep(0.1)
+            late.cancel()
+            await asyncio.sleep(0.1)
+            starting.release()
+            with pytest.raises(ConfigurationError, match="is running already"):
+                await late
+            supervisor = app._supervisor
+            assert supervisor is not None
+            assert supervisor._deadline is None, "nobody has asked it to stop"
+
+    asyncio.run(main())
 
 
 def test_cancelled_while_it_drains_the_drain_is_finished_first(arena: Arena, group: str, nothing_left: None) -> None:
@@ -709,14 +790,11 @@ def test_one_that_waits_for_its_turn_in_the_file_does_not_take_it_afterwards(
     rival.close()
 
 
-@pytest.mark.parametrize("on_loop", [False, True])
-def test_a_record_is_not_skipped_because_of_what_its_handler_raises_when_we_cancel_it(
-    arena: Arena, group: str, sqlite_url: str, on_loop: bool
-) -> None:
-    """Libraries turn a cancellation into errors of their own. It was not the record's fault (P1)."""
+def cancelled_in_its_transaction(arena: Arena, group: str, url: str, on_loop: bool) -> tuple[int, list[str]]:
+    """How far a handler came, and what it wrote, that skips what fails and turns its cancellation into an error."""
     topic = arena.topic(1)
     arena.produce(topic, ["a"], 0)
-    seen, app, begun = table(sqlite_url), short(arena, group, sqlite_url), threading.Event()
+    seen, app, begun = table(url), short(arena, group, url), threading.Event()
 
     @app.consume(topic, on_error="skip")
     async def handle(value: str, tx: sqlite3.Connection) -> None:
@@ -734,10 +812,24 @@ def test_a_record_is_not_skipped_because_of_what_its_handler_raises_when_we_canc
     if on_loop:
         asyncio.run(main())
     else:
-        report = stopped(app, begun)
-        assert (report.skipped, report.exit_code) == (0, 3)
-    assert SqliteStore.from_url(sqlite_url).load(group, [Partition(topic, 0)])[Partition(topic, 0)].next_offset == 0
-    assert rows(seen) == []
+        assert stopped(app, begun).exit_code == 3
+    place = Partition(topic, 0)
+    return SqliteStore.from_url(url).load(group, [place])[place].next_offset, rows(seen)
+
+
+@pytest.mark.parametrize("on_loop", [False, True])
+def test_a_record_is_not_skipped_because_of_what_its_handler_raises_when_we_cancel_it(
+    arena: Arena, group: str, sqlite_url: str, on_loop: bool
+) -> None:
+    """Libraries turn a cancellation into errors of their own. It was not the record's fault (P1)."""
+    assert cancelled_in_its_transaction(arena, group, sqlite_url, on_loop) == (0, [])
+
+
+def test_control_it_would_be_skipped_if_we_did_not_know_that_it_was_us(
+    arena: Arena, group: str, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kconsume.runtime.work.CANCELLED", "never")
+    assert cancelled_in_its_transaction(arena, group, sqlite_url, on_loop=False) == (1, [])
 
 
 # Many at once
@@ -1034,6 +1126,9 @@ def test_sigterm_drains_async_handlers_and_the_exit_code_says_how_it_went(
 
 
 class Stock: ...
+
+
+class Prices: ...
 
 
 def short(arena: Arena, group: str, offsets: str = "kafka://") -> App:

@@ -9,6 +9,7 @@ import threading
 import time
 import typing
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Annotated, Any, Generic, Optional, TypeVar
 
 import pytest
@@ -24,6 +25,8 @@ if typing.TYPE_CHECKING:
     from nowhere import Elsewhere  # type: ignore[import-not-found]
 
 T = TypeVar("T")
+
+word: ContextVar[str] = ContextVar("word", default="nothing")
 
 
 class Client: ...
@@ -494,6 +497,25 @@ class TestBuildingAndClosing:
         furnished.build(Pool[int])
         furnished.close()
         assert stage.events == ["build client", "build pool", "close pool", "close client"]
+
+    def test_an_async_one_is_left_in_the_task_and_in_the_context_in_which_it_was_entered(self) -> None:
+        """Task groups ask for the same task, tokens of context variables for the same context."""
+        tasks: list[object] = []
+
+        async def client() -> AsyncIterator[Client]:
+            token = word.set("in the resource")
+            tasks.append(asyncio.current_task())
+            async with asyncio.TaskGroup() as group:
+                group.create_task(asyncio.sleep(0.01))
+                yield Client()
+            tasks.append(asyncio.current_task())
+            word.reset(token)
+
+        furnished = Furnished([client])
+        furnished.build(Client)
+        assert furnished.close() is None
+        assert tasks[0] is tasks[1]
+        assert left() == []
 
 
 class TestOneThatCannotBeBuilt:

@@ -7,12 +7,15 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 
 import pytest
 
 from kconsume.runtime.running import AsyncBody, Running, in_thread
 
 LONG = 60.0
+
+word: ContextVar[str] = ContextVar("word", default="nothing")
 
 
 def from_a_thread(act: Callable[[], None]) -> None:
@@ -231,6 +234,34 @@ class TestInThread:
             assert result == "result"
             assert isinstance(cancelled, asyncio.CancelledError)
             assert ended == ["work"]
+
+        asyncio.run(main())
+
+    def test_a_cancellation_asks_it_to_hurry(self) -> None:
+        go, hurried = threading.Event(), list[str]()
+
+        def hurry() -> None:
+            hurried.append("hurry")
+            go.set()
+
+        async def main() -> None:
+            waiting = asyncio.create_task(in_thread(lambda: go.wait(LONG), hurry))
+            await asyncio.sleep(0.01)
+            assert hurried == []
+            waiting.cancel()
+            result, cancelled = await waiting
+            assert result is True
+            assert cancelled is not None
+
+        asyncio.run(main())
+        assert hurried == ["hurry"]
+
+    def test_it_is_in_the_caller_s_context(self) -> None:
+        async def main() -> None:
+            word.set("the caller's")
+            assert await in_thread(word.get) == ("the caller's", None)
+            await in_thread(lambda: word.set("changed in the thread"))
+            assert word.get() == "the caller's"
 
         asyncio.run(main())
 
