@@ -99,6 +99,12 @@ class Environment:
         return [_unread(variable, names) for variable in sorted((*self.strays, *idle))]
 
 
+def sets(variable: str) -> bool:
+    """Whether a variable says something of apps, and not only of what is around them."""
+    name = variable.removeprefix(PREFIX)
+    return variable != name and name not in _READ_ELSEWHERE and not name.startswith(_FAMILIES_READ_ELSEWHERE)
+
+
 def read(environ: Mapping[str, str]) -> Environment:
     """Parse and check every variable of ours. An empty one counts as not set."""
     given = {name: text for name, text in environ.items() if name.startswith(PREFIX) and text.strip()}

@@ -21,6 +21,7 @@ import msgspec
 from confluent_kafka import KafkaError, Message, Producer
 
 import kconsume
+from kconsume import environment
 from kconsume.cli import demo_app
 from kconsume.cluster import Cluster
 from kconsume.errors import ConfigurationError, KconsumeError
@@ -249,7 +250,7 @@ def _environment(file: Path, broker: str) -> dict[str, str]:
     the person's own apps: the demo has its own broker, group and store."""
     here = str(Path(kconsume.__file__).parents[1])
     return {
-        **{name: value for name, value in os.environ.items() if not name.startswith("KCONSUME_")},
+        **{name: value for name, value in os.environ.items() if not environment.sets(name)},
         "PYTHONPATH": os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")])),
         "KCONSUME_DEMO_FILE": str(file),
         "KCONSUME_DEMO_BROKERS": f"embedded://{broker}",

@@ -179,6 +179,7 @@ class Tenancy:
         self._forget(leaving)
 
     def lost(self, partitions: list[Partition]) -> None:
+        self.joined = False  # or having nothing would be taken for having read everything
         leaving = [h for p in partitions if (h := self.holdings.get(p)) is not None]
         self._brake(leaving, "lost")
         self._forget(leaving)

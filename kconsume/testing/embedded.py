@@ -156,7 +156,8 @@ class EmbeddedKafka(KafkaControls):
 
     Real clients talk to it over TCP. Groups assign at once. Its limits:
 
-    - it listens on 127.0.0.1, keeps all in memory, and is gone with the process, or in a forked child;
+    - it listens on 127.0.0.1, keeps all in memory, and is gone with the process, or in a forked child, or when the
+      process changes its user (`os.seteuid`), which interrupts all threads;
     - it keeps about 5 MB a partition: the oldest records go first, and a record over 5 MB is lost at once;
     - it has no admin requests: make topics here. One that is not there is made by the first producer that
       names it, with 4 partitions (librdkafka's number, not to be changed), and by no consumer;
