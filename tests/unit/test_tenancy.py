@@ -12,8 +12,8 @@ from kconsume.runtime.tenancy import LaneMaker, Tenancy
 def test_a_member_that_was_put_out_has_not_caught_up() -> None:
     """`catch_up` ends when everything that it has is read; after an eviction it has nothing, and has read nothing."""
     tenancy = Tenancy(cast(Claims, None), cast(Errands, None), cast(LaneMaker, None), shutdown=1.0, grouped=True)
-    assert not tenancy.settled, "not before it has joined"
+    before = tenancy.settled
     tenancy.assigned([])
-    assert tenancy.settled, "with no partition there is nothing to read"
+    with_nothing_to_read = tenancy.settled
     tenancy.lost([])
-    assert not tenancy.settled
+    assert (before, with_nothing_to_read, tenancy.settled) == (False, True, False)
