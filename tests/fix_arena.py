@@ -13,7 +13,7 @@ from kconsume import App
 from kconsume.settings import ClientValue
 from kconsume.testing.broker import attach
 from kconsume.testing.embedded import KafkaControls
-from tests.fix_kafka import Payload, create_topic, delete_topics, produce, unique
+from tests.fix_kafka import LASTING, Payload, create_topic, delete_topics, produce, unique
 
 # Short enough that a test sees a session end; the embedded broker ends a rebalance only when it nearly has.
 QUICK: Mapping[str, ClientValue] = {"session.timeout.ms": 2000, "heartbeat.interval.ms": 250}
@@ -74,6 +74,7 @@ def embedded() -> Iterator[KafkaControls]:
     """In a process of its own: at the end of a run of several minutes the client's library once crashed while it
     destroyed such a cluster, and took the whole run with it."""
     broker = attach(unique("arena"), until_exit=True)
+    LASTING.add(broker.bootstrap)
     yield broker
     broker.stop()
 

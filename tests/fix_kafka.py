@@ -27,6 +27,7 @@ class MakeTopic(Protocol):
 def kafka() -> Iterator[KafkaService]:
     """The run's one broker, started by the first test that asks. A test that breaks brokers makes its own."""
     with kafka_service() as service:
+        LASTING.add(service.bootstrap)
         yield service
 
 
@@ -92,7 +93,7 @@ def produce(
     partition: int | None = None,
 ) -> int:
     """Write one record a value, in order, and return how many once the broker has confirmed every one."""
-    producer = _producer(bootstrap)
+    producer = _lasting_producer(bootstrap) if bootstrap in LASTING else _producer(bootstrap)
     refused: list[str] = []
 
     def refuse(error: KafkaError | None, message: Message) -> None:
@@ -108,15 +109,24 @@ def produce(
         written += 1
     unconfirmed = producer.flush(60)
     if refused or unconfirmed:
-        _producer.cache_clear()  # it may have failed for good, and is not for the next test
+        _lasting_producer.cache_clear()  # it may have failed for good, and is not for the next test
     assert not refused, f"{len(refused)} of {written} records were not written to {topic}: {refused[0]}"
     assert unconfirmed == 0, f"{unconfirmed} of {written} records to {topic} were not confirmed within 60 s"
     return written
 
 
+LASTING: set[str] = set()
+"""The addresses of brokers that last as long as the run. Another's may be that of one that has ended, of whose topics a
+producer would still know."""
+
+
 @cache
+def _lasting_producer(bootstrap: str) -> Producer:
+    """One for each such broker: a new idempotent producer waits half a second for its id."""
+    return _producer(bootstrap)
+
+
 def _producer(bootstrap: str) -> Producer:
-    """One for each broker: a new idempotent producer waits half a second for its id."""
     return Producer(
         {
             "bootstrap.servers": bootstrap,

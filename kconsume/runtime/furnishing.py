@@ -67,11 +67,11 @@ class Furnishing:
         try:
             return None if closing is None else closing.result(0.0 if self._thread is not None else seconds)
         except FutureTimeout:
-            self.hangs = True
+            self.hangs, hanging = True, self.at  # before it is cancelled, and the next one is closed
             if self._task is not None:
                 self._task.cancel()
             return ResourceFailed(
-                f"the resources were not closed within {seconds:.1f} s: {self.at} hangs, or the event loop is blocked; "
+                f"the resources were not closed within {seconds:.1f} s: {hanging} hangs, or the event loop is blocked; "
                 f"let what follows its yield end sooner, or raise App(shutdown=...)"
             )
 
