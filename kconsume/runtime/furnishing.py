@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -19,8 +18,6 @@ from kconsume.runtime.errands import Errands
 from kconsume.runtime.home import Home
 
 T = TypeVar("T")
-
-_log = logging.getLogger("kconsume.resources")
 
 
 class Furnishing:

@@ -10,14 +10,11 @@ import contextlib
 import logging
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextvars import Context, copy_context
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from kconsume.runtime.hands import Hands
-
-T = TypeVar("T")
 
 _log = logging.getLogger("kconsume.loop")
 
@@ -160,11 +157,6 @@ class CallersLoop:
         self.hands.close()
         with contextlib.suppress(RuntimeError):  # the caller has closed it
             self._loop.call_soon_threadsafe(self._tasks.cancel)
-
-
-def on_loop(home: Home, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-    """Have the coroutine run there. Not from the loop's own thread, if the future is waited for."""
-    return asyncio.run_coroutine_threadsafe(coroutine, home.loop)
 
 
 def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kconsume.runtime.hands import Hands
-from kconsume.runtime.home import CallersLoop, OwnLoop, on_loop
+from kconsume.runtime.home import CallersLoop, OwnLoop
 from tests.waiting import eventually
 
 NAME = "kconsume-loop-test"
@@ -31,7 +31,7 @@ def start(home: OwnLoop, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
     async def begin() -> asyncio.Task[None]:
         return home.start(work, "kconsume-task")
 
-    return on_loop(home, begin()).result(10)
+    return asyncio.run_coroutine_threadsafe(begin(), home.loop).result(10)
 
 
 class TestAThreadOfItsOwn:
@@ -98,7 +98,7 @@ class TestAThreadOfItsOwn:
             kept.append(numbers())
             await anext(kept[0])
 
-        on_loop(home, begin()).result(10)
+        asyncio.run_coroutine_threadsafe(begin(), home.loop).result(10)
         home.close(5)
         assert closed == ["generator"]
 
@@ -148,8 +148,9 @@ class TestAThreadOfItsOwn:
 
         with caplog.at_level(logging.ERROR, "kconsume"):
             with pytest.raises(type(error)):
-                on_loop(home, leave()).result(10)
-            assert on_loop(home, asyncio.sleep(0, "it goes on")).result(10) == "it goes on"
+                asyncio.run_coroutine_threadsafe(leave(), home.loop).result(10)
+            going = asyncio.run_coroutine_threadsafe(asyncio.sleep(0, "it goes on"), home.loop)
+            assert going.result(10) == "it goes on"
         assert repr(error) in caplog.text
         home.close(5)
         assert threads() == []
