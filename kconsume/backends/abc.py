@@ -12,11 +12,15 @@ finds a newer epoch raises `Fenced`: the caller gives the partition up.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import ClassVar, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
+from kconsume.backends.outbox_table import Posted
+from kconsume.errors import StoreError
+from kconsume.failures.letters import Letter
+from kconsume.output import Outgoing
 from kconsume.records import Partition
 
 
@@ -43,7 +47,11 @@ Start: TypeAlias = Callable[[Sequence[Partition]], Positions]
 
 @runtime_checkable
 class OffsetStore(Protocol):
-    """Keeps one row a partition, by group, topic and partition number."""
+    """Keeps one row a partition, by group, topic and partition number.
+
+    A store whose address is not enough to tell its rows from another's (a relative path) has a `place: str` besides,
+    or None if they are forgotten with the process.
+    """
 
     address: str
     """How a person writes this store, with no password in it."""
@@ -90,6 +98,23 @@ class FencedStore(OffsetStore, Protocol):
         """
         ...
 
+    def reclaim(self, group: str, epochs: Mapping[Partition, int], owner: str) -> dict[Partition, Position]:
+        """Raise the epochs of partitions that we hold under these epochs, and read their positions: after an outcome
+        that we do not know. `Fenced`, with nothing raised, if one of them is under another epoch or has no row.
+
+        Whatever was under way under the old epochs has ended, or can no longer commit, when this returns.
+        """
+        ...
+
+
+@runtime_checkable
+class NotingStore(FencedStore, Protocol):
+    """Can keep a word beside a position, for whoever claims it next: it comes back as `Position.metadata`."""
+
+    def note(self, group: str, partition: Partition, epoch: int, text: str) -> None:
+        """Keep it, unless the partition is under another epoch."""
+        ...
+
 
 class Tx(Protocol):
     """An open transaction of the store."""
@@ -106,17 +131,166 @@ class Tx(Protocol):
         """
         ...
 
+    def fault(self, error: BaseException) -> StoreError | None:
+        """Whose fault it is that a handler ended with `error`: `StoreUnavailable` if the store is behind it (its
+        connection broke), `Conflict` if it was undone because of another transaction, None if it is the handler's own.
+        Called inside the transaction.
+        """
+        ...
+
 
 @runtime_checkable
 class TransactionalStore(FencedStore, Protocol):
     """Hands its own transaction to handlers, and advances the offset in it."""
 
-    connection_types: ClassVar[tuple[type, ...]]
-    """The annotations by which a handler asks for the transaction."""
+    @property
+    def connection_types(self) -> tuple[type, ...]:
+        """The annotations by which a handler asks for the transaction."""
+        ...
 
-    parallel: ClassVar[int | None]
-    """How many transactions can run side by side; None for any number. More workers would only wait."""
+    @property
+    def parallel(self) -> int | None:
+        """How many transactions can run side by side; None for any number. More workers would only wait."""
+        ...
+
+    by_record: ClassVar[bool]
+    """Whether `tx.connection.next_record(offset)` is to be called before each record of a handler that gets one at a
+    time: for stores that apply a transaction record by record."""
 
     def transaction(self, group: str, partition: Partition, epoch: int) -> AbstractContextManager[Tx]:
-        """Begin under `epoch` (`Fenced` if it is stale); commit at a normal exit, else roll back."""
+        """Begin under `epoch` (`Fenced` if it is stale); commit at a normal exit, else roll back.
+
+        What the store cannot do is a `StoreError`. Anything else that is raised at the exit is taken for the doing of
+        what the handler wrote, such as a constraint that is checked at COMMIT.
+        """
+        ...
+
+
+@runtime_checkable
+class FinishingTx(Tx, Protocol):
+    """A transaction that can move its offset on the way out."""
+
+    def finish(self, old: int, new: int, leader_epoch: int | None = None) -> None:
+        """As `advance`, where nothing follows in the transaction: that it was refused may show at the end."""
+        ...
+
+
+@runtime_checkable
+class SeverableTx(Tx, Protocol):
+    """A transaction that can be taken away from a handler that does not come back: `timeout=` on threads. A store that
+    has these says so with `severs = True`."""
+
+    def sever(self) -> None:
+        """Undo it now, with every lock that it has, whatever the handler is doing with it on its thread; what that
+        tries afterwards is refused. Its connection is nobody's any more. Called instead of `advance`; the block is then
+        left with an error."""
+        ...
+
+
+@runtime_checkable
+class LetterTx(Tx, Protocol):
+    """A transaction in which dead letters can be kept: `DeadLetter(table=...)`."""
+
+    def keep(self, table: str, letters: Sequence[Letter]) -> None:
+        """Write them, each once for its group and origin; the table is made if it is not there. Before `advance`."""
+        ...
+
+
+@runtime_checkable
+class OutboxTx(Tx, Protocol):
+    """A transaction of an `OutboxStore`."""
+
+    def post(self, outgoing: Sequence[Outgoing]) -> None:
+        """Leave encoded records to be sent once the transaction has committed, in this order. Before `advance`."""
+        ...
+
+    def take_in(self, origins: Sequence[str]) -> set[str]:
+        """Note that the group has taken these in; answers with those that it had not before."""
+        ...
+
+
+@runtime_checkable
+class OutboxStore(TransactionalStore, Protocol):
+    """Keeps what handlers send until it is confirmed: its transactions are `OutboxTx`.
+
+    Rows belong to the partition whose records they came from. Their numbers grow in the order in which their
+    transactions commit, since of one partition there is only one at a time.
+    """
+
+    def posted(self, group: str, epochs: Mapping[Partition, int], most: int) -> dict[Partition, list[Posted]]:
+        """The first rows of each partition that is still under this epoch, in order, at most so many each."""
+        ...
+
+    def delivered(self, group: str, numbers: Mapping[Partition, Sequence[int]]) -> None:
+        """These rows are confirmed: delete them, those that are still there."""
+        ...
+
+    def strays(self, owner: str, most: int) -> list[Posted]:
+        """The first rows that are nobody's, of the empty group (`outbox_table.NOBODYS`); none while another owner sends
+        them."""
+        ...
+
+    def posting(self, outgoing: Outgoing) -> tuple[str, Any]:
+        """The statement that leaves a record as nobody's, and its parameters: for a transaction of a person's own. The
+        tables are there when this returns."""
+        ...
+
+    def forget_origins(self) -> None:
+        """Forget what was taken in long ago."""
+        ...
+
+
+@runtime_checkable
+class PipeliningStore(TransactionalStore, Protocol):
+    """Can send a handler's statements without waiting for each."""
+
+    @property
+    def pipelines(self) -> bool:
+        """Whether it does, as it is set up."""
+        ...
+
+    def pipelined(self, group: str, partition: Partition, epoch: int) -> AbstractContextManager[Tx]:
+        """As `transaction`, but a statement that fails, or a fence, may show only at the end. The caller runs the
+        records again in a `transaction` to learn which one it was."""
+        ...
+
+
+class AsyncTx(Protocol):
+    """An open transaction on an event loop; `Tx` says what each means."""
+
+    @property
+    def connection(self) -> object: ...
+
+    async def advance(self, old: int, new: int, leader_epoch: int | None = None) -> None: ...
+
+    def fault(self, error: BaseException) -> StoreError | None: ...
+
+
+@runtime_checkable
+class AsyncLetterTx(AsyncTx, Protocol):
+    """As `LetterTx`, awaited."""
+
+    async def keep(self, table: str, letters: Sequence[Letter]) -> None: ...
+
+
+@runtime_checkable
+class AsyncOutboxTx(AsyncTx, Protocol):
+    """As `OutboxTx`, awaited."""
+
+    async def post(self, outgoing: Sequence[Outgoing]) -> None: ...
+
+    async def take_in(self, origins: Sequence[str]) -> set[str]: ...
+
+
+@runtime_checkable
+class AsyncTransactionalStore(TransactionalStore, Protocol):
+    """Has transactions that are awaited. Without them, an `async def` gets that of other threads."""
+
+    @property
+    def async_connection_types(self) -> tuple[type, ...]:
+        """Those of `connection_types` that are for `async def`; the others are then not."""
+        ...
+
+    def async_transaction(self, group: str, partition: Partition, epoch: int) -> AbstractAsyncContextManager[AsyncTx]:
+        """As `transaction`, on the event loop that runs."""
         ...

@@ -4,23 +4,21 @@ What is here reads, and writes for people and tools. While a group runs, its off
 that is a member of it (`runtime/source.py`): the broker accepts them from members only. A group without members
 has nobody else who writes, so to move an offset forward is to read, to compare and to write.
 
-The commit metadata says which topic the offset belongs to, because Kafka itself keeps only the name.
+The commit metadata (`commit_note.py`) says which topic the offset belongs to, because Kafka itself keeps only the name.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import ClassVar
 
 from kconsume.backends.abc import Position, Positions
+from kconsume.backends.commit_note import note_of, topic_id_in
 from kconsume.cluster import Cluster, Place
 from kconsume.errors import BrokerUnavailable, StoreError, StoreUnavailable
 from kconsume.records import Partition
 from kconsume.settings import ClientValue
-
-_METADATA = re.compile(r"kconsume/1 topic=(\S+)")
 
 
 class KafkaStore:
@@ -91,16 +89,5 @@ def _forward(group: str, partition: Partition, new: Position, stored: Position |
             f"{partition} of group {group!r} stands at offset {stored.next_offset} and is not saved at "
             f"{new.next_offset}, because save only goes forward: use reset to go back"
         )
-    metadata = metadata_of(new.topic_id or (stored.topic_id if stored is not None else None))
+    metadata = note_of(new.topic_id or (stored.topic_id if stored is not None else None))
     return (new.next_offset, metadata) if new.leader_epoch is None else (new.next_offset, metadata, new.leader_epoch)
-
-
-def metadata_of(topic_id: str | None) -> str:
-    """What is written beside a committed offset."""
-    return "" if topic_id is None else f"kconsume/1 topic={topic_id}"
-
-
-def topic_id_in(metadata: str) -> str | None:
-    """The topic id in commit metadata, None in that of other tools."""
-    match = _METADATA.match(metadata)
-    return match.group(1) if match else None

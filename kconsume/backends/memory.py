@@ -20,6 +20,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.address = "memory://"
+        self.place: str | None = None
         self._rows: dict[tuple[str, Partition], Position] = {}
         self._last_epoch = 0
         """The highest epoch of all deleted rows: those made later begin above it, so that none is given out twice."""
@@ -53,6 +54,12 @@ class MemoryStore:
             # Asked for outside the lock, so rows may go meanwhile; those are asked for too.
             starts = start(missing)
             pinned.update({p: starts[p] for p in missing})
+
+    def reclaim(self, group: str, epochs: Mapping[Partition, int], owner: str) -> dict[Partition, Position]:
+        with self._lock:
+            for partition, epoch in epochs.items():
+                self._check_epoch(group, partition, epoch)
+            return {p: self._claim(group, p, owner, {}) for p in epochs}
 
     def reset(self, group: str, offsets: Mapping[Partition, int]) -> None:
         with self._lock:
@@ -92,4 +99,11 @@ class MemoryStore:
             raise Fenced(
                 f"{partition} of group {group!r} is not ours any more: we hold epoch {position.epoch} up to "
                 f"offset {position.next_offset}, the store has {row}"
+            )
+
+    def _check_epoch(self, group: str, partition: Partition, epoch: int) -> None:
+        row = self._rows.get((group, partition))
+        if row is None or row.epoch != epoch:
+            raise Fenced(
+                f"{partition} of group {group!r} is not ours any more: we hold epoch {epoch}, the store has {row}"
             )

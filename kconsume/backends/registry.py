@@ -15,7 +15,7 @@ from kconsume.errors import ConfigurationError, MissingExtra, UnknownStore
 from kconsume.settings import ClientValue, masked_address, scheme_in
 
 ENTRY_POINTS = "kconsume.stores"
-SCHEMES = ("kafka", "memory", "sqlite")
+SCHEMES = ("kafka", "memory", "postgres", "postgresql", "redis", "rediss", "sqlite")
 
 
 def open_store(
@@ -40,6 +40,18 @@ def open_store(
         from kconsume.backends.sqlite import SqliteStore
 
         return SqliteStore.from_url(address)
+    if scheme in ("postgresql", "postgres"):
+        try:
+            from kconsume.backends.postgres import PostgresStore
+        except ImportError as error:
+            raise MissingExtra(
+                f"the store {scheme}:// needs psycopg, and it is not there ({error}): pip install 'kconsume[postgres]'"
+            ) from error
+        return PostgresStore.from_url(address)
+    if scheme in ("redis", "rediss"):
+        from kconsume.backends.redis import RedisStore
+
+        return RedisStore.from_url(address)
     return _third_party(scheme, address)
 
 
@@ -50,10 +62,21 @@ def scheme_of(address: str) -> str:
     return scheme
 
 
-def transactions_of(store: str | OffsetStore) -> tuple[type, ...]:
-    """The types by which a handler asks for the transaction of this store, or of the one at this address."""
+def transactions_of(store: str | OffsetStore) -> tuple[tuple[type, ...], tuple[type, ...] | None]:
+    """The types by which a handler asks for the transaction of this store, or of the one at this address; and those of
+    them that are for `async def` alone, if the store makes that difference."""
     opened = open_store(store) if isinstance(store, str) else store
-    return getattr(opened, "connection_types", ())
+    return getattr(opened, "connection_types", ()), getattr(opened, "async_connection_types", None)
+
+
+def keeps_letters(store: OffsetStore) -> bool:
+    """Whether dead letters can be kept in a table beside the offsets, in one transaction."""
+    return bool(getattr(store, "keeps_letters", False))
+
+
+def severs(store: OffsetStore) -> bool:
+    """Whether its transactions can be taken away from a handler that does not come back."""
+    return bool(getattr(store, "severs", False))
 
 
 def _third_party(scheme: str, address: str) -> OffsetStore:
@@ -78,4 +101,4 @@ def _load(entry: EntryPoint) -> type:
 
 
 def _offer() -> str:
-    return "kafka://, sqlite:///file.db or memory://"
+    return "kafka://, postgresql://host/database, sqlite:///file.db, redis://host:6379/0 or memory://"

@@ -12,38 +12,30 @@ The file belongs to one host. Rows and offset are in it together, so losing its 
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import ClassVar, NamedTuple, TypeAlias
 
+from kconsume.backends import letter_table, outbox_table
 from kconsume.backends.abc import Position, Positions, Start
+from kconsume.backends.claiming import claim_pinned, fenced
+from kconsume.backends.outbox_table import Posted
 from kconsume.backends.sqlite_door import ENDED, Door, LentConnection
+from kconsume.backends.sqlite_faults import STATEMENT_ERRORS, in_a_handler, may_pass, ours
+from kconsume.backends.sqlite_place import must_be_local, trouble_at
+from kconsume.backends.sqlite_schema import BEGIN, COMMIT, ROLLBACK, SCHEMA_VERSION, bring_up_to_date, version_of
 from kconsume.errors import ConfigurationError, Fenced, StoreError, StoreUnavailable, TransactionMisused
+from kconsume.failures.letters import Letter
+from kconsume.output import Outgoing
 from kconsume.records import Partition
 from kconsume.settings import masked_address
-
-SCHEMA_VERSION = 1
-
-
-# `last_epoch` is the highest epoch of all deleted rows: rows made later begin above it, so that no epoch is
-# ever given out twice and a zombie from before the delete stays fenced.
-_SCHEMA = f"""
-begin immediate;
-create table if not exists kconsume_schema (version integer not null, last_epoch bigint not null default 0);
-insert into kconsume_schema (version) select {SCHEMA_VERSION} where not exists (select 1 from kconsume_schema);
-create table if not exists kconsume_offsets (
-    group_id text not null, topic text not null, partition integer not null,
-    next_offset bigint not null, epoch bigint not null, topic_id text, owner text,
-    leader_epoch integer, metadata text not null default '', updated_at text not null,
-    primary key (group_id, topic, partition)
-) without rowid;
-commit;
-"""
-_HAS_SCHEMA = "select count(*) from sqlite_master where type = 'table' and name = 'kconsume_schema'"
 
 _KEY = "group_id = ? and topic = ? and partition = ?"
 _READ = f"""select next_offset, epoch, topic_id, owner, leader_epoch, metadata, updated_at
@@ -52,19 +44,19 @@ _PIN = """insert into kconsume_offsets
           (group_id, topic, partition, next_offset, epoch, topic_id, leader_epoch, updated_at)
           values (?, ?, ?, ?, (select last_epoch from kconsume_schema), ?, ?, ?) on conflict do nothing"""
 _CLAIM = f"update kconsume_offsets set epoch = epoch + 1, owner = ?, updated_at = ? where {_KEY}"
+_RECLAIM = f"{_CLAIM} and epoch = ?"
 _SAVE = f"""update kconsume_offsets set next_offset = ?, leader_epoch = ?, updated_at = ?,
             topic_id = coalesce(?, topic_id) where {_KEY} and epoch = ? and next_offset <= ?"""
 _MARK = f"update kconsume_offsets set updated_at = ? where {_KEY} and epoch = ?"
+_NOTE = f"update kconsume_offsets set metadata = ? where {_KEY} and epoch = ?"
 _ADVANCE = f"""update kconsume_offsets set next_offset = ?, leader_epoch = ?
                where updated_at = ? and {_KEY} and epoch = ? and next_offset = ?"""
 _RESET = """insert into kconsume_offsets (group_id, topic, partition, next_offset, epoch, updated_at)
             values (?, ?, ?, ?, (select last_epoch + 1 from kconsume_schema), ?) on conflict do update
             set next_offset = excluded.next_offset, epoch = epoch + 1, owner = null,
-                leader_epoch = null, updated_at = excluded.updated_at"""
+                leader_epoch = null, metadata = '', updated_at = excluded.updated_at"""
 _RETIRE = """update kconsume_schema set last_epoch =
              max(last_epoch, (select coalesce(max(epoch), 0) from kconsume_offsets where {rows}))"""
-# Texts of our own: a handler's "commit" must not find ours, already authorised, in the statement cache.
-_BEGIN, _COMMIT, _ROLLBACK = "begin immediate -- kconsume", "commit -- kconsume", "rollback -- kconsume"
 
 _Row: TypeAlias = tuple[int, int, str | None, str | None, int | None, str, str]
 
@@ -75,8 +67,15 @@ class SqliteStore:
     guarantee: ClassVar[str] = "exactly once: what the handler writes and the offset commit together"
     connection_types: ClassVar[tuple[type, ...]] = (sqlite3.Connection,)
     parallel: ClassVar[int | None] = 1
+    by_record: ClassVar[bool] = False
+    keeps_letters: ClassVar[bool] = True
+    severs: ClassVar[bool] = True
 
     def __init__(self, path: str | Path) -> None:
+        if not isinstance(path, str | os.PathLike):
+            raise ConfigurationError(f"SqliteStore takes a path, and this is a {type(path).__name__}: write 'shop.db'")
+        if "\0" in str(path):
+            raise ConfigurationError(f"{str(path)!r} is no path: remove the NUL")
         if not str(path) or str(path) == ":memory:":
             raise ConfigurationError(
                 "sqlite:// needs a file, because offsets must outlive the process: write "
@@ -84,9 +83,11 @@ class SqliteStore:
             )
         self.path = Path(path)
         self.address = f"sqlite:///{path}"
+        self.place: str | None = f"{socket.gethostname()}:{self.path.absolute()}"
         self._idle: list[Door] = []
         self._lock = threading.Lock()
         self._ready = False
+        self._home: int | None = None
 
     @classmethod
     def from_url(cls, url: str) -> SqliteStore:
@@ -96,112 +97,190 @@ class SqliteStore:
             raise ConfigurationError(
                 f"{masked_address(url)!r} names no file: write sqlite:///relative.db or sqlite:////absolute.db"
             )
+        if "?" in path or "#" in path:
+            raise ConfigurationError(
+                f"{masked_address(url)!r} has something behind the file's name, and SQLite has no settings here: write "
+                f"sqlite:///file.db, or give SqliteStore(path) for a name with ? or # in it"
+            )
         return cls(path)
 
     def load(self, group: str, partitions: Iterable[Partition]) -> dict[Partition, Position]:
-        with self._door() as door:
+        with self._door() as door, ours(self.address):
             return _load(door.connection, group, partitions)
 
     def save(self, group: str, positions: Positions) -> None:
-        with self._writing() as connection:
+        with self._changing() as connection:
             for partition, position in positions.items():
                 _save(connection, group, partition, position)
 
     def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> dict[Partition, Position]:
-        wanted = sorted(partitions)
-        known = self.load(group, wanted)
-        pinned: dict[Partition, Position] = {}
-        missing = [p for p in wanted if p not in known]
-        while True:
-            # Asked for before the transaction: it talks to Kafka, and nobody else should wait for that.
-            starts = start(missing) if missing else {}
-            pinned.update({p: starts[p] for p in missing})
-            with self._writing() as connection:
+        def claim(wanted: Sequence[Partition], pinned: Positions) -> dict[Partition, Position] | list[Partition]:
+            with self._changing() as connection:
                 known = _load(connection, group, wanted)
-                missing = [p for p in wanted if p not in known and p not in pinned]
-                if not missing:
-                    return _claim(connection, group, wanted, owner, pinned)
-            # Rows that were there have been deleted meanwhile. They are pinned too, and there are only so many.
+                if missing := [p for p in wanted if p not in known and p not in pinned]:
+                    return missing
+                return _claim(connection, group, wanted, owner, pinned)
+
+        return claim_pinned(partitions, start, self.load(group, partitions), claim)
+
+    def reclaim(self, group: str, epochs: Mapping[Partition, int], owner: str) -> dict[Partition, Position]:
+        """Waits at the turnstile for what is under way; so it has ended when this looks."""
+        with self._changing() as connection:
+            for partition, epoch in sorted(epochs.items()):
+                if connection.execute(_RECLAIM, (owner, _now(), group, *partition, epoch)).rowcount != 1:
+                    row = connection.execute(_READ, (group, *partition)).fetchone()
+                    raise _fenced(group, partition, epoch, row)
+            return _load(connection, group, epochs)
 
     @contextmanager
     def transaction(self, group: str, partition: Partition, epoch: int) -> Iterator[SqliteTx]:
         with self._writing() as connection:
-            tx = SqliteTx(connection, group, partition, epoch)
-            tx.begin()
+            tx = SqliteTx(connection, self.address, group, partition, epoch)
+            with ours(self.address):
+                tx.begin()
             with connection.lent():
                 yield tx
+            tx.end()
 
     @contextmanager
     def rehearsal(self) -> Iterator[Rehearsal]:
         """A transaction as a handler gets it, of which nothing stays: for `kconsume try`."""
-        with self._writing(_ROLLBACK) as connection, connection.lent():
+        with self._writing(ROLLBACK) as connection, connection.lent():
             yield Rehearsal(connection)
 
+    def note(self, group: str, partition: Partition, epoch: int, text: str) -> None:
+        with self._changing() as connection:
+            connection.execute(_NOTE, (text, group, *partition, epoch))
+
+    def posted(self, group: str, epochs: Mapping[Partition, int], most: int) -> dict[Partition, list[Posted]]:
+        with self._door() as door, ours(self.address):
+            ask = door.connection.execute
+            return {
+                p: rows
+                for p, epoch in epochs.items()
+                if ask(outbox_table.SQLITE_IS_OURS, (group, *p, epoch)).fetchone() is not None
+                and (rows := _posted(ask(outbox_table.SQLITE_READ, (group, *p, most))))
+            }
+
+    def delivered(self, group: str, numbers: Mapping[Partition, Sequence[int]]) -> None:  # noqa: ARG002  (ids are enough)
+        with self._changing() as connection:
+            gone = [(number,) for each in numbers.values() for number in each]
+            connection.executemany(outbox_table.SQLITE_DELETE, gone)
+
+    def strays(self, owner: str, most: int) -> list[Posted]:
+        with self._door() as door, ours(self.address):
+            if door.connection.execute(outbox_table.SQLITE_HAS_STRAYS).fetchone() is None:
+                return []
+        with self._changing() as connection:
+            lapsed = (datetime.now(UTC) - timedelta(seconds=outbox_table.LEASE)).isoformat()
+            if connection.execute(outbox_table.SQLITE_LEASE, (owner, _now(), lapsed)).rowcount != 1:
+                return []
+            return _posted(connection.execute(outbox_table.SQLITE_READ, ("", *outbox_table.NOBODYS, most)))
+
+    def posting(self, outgoing: Outgoing) -> tuple[str, tuple[object, ...]]:
+        with self._door():
+            (row,) = outbox_table.sqlite_rows("", outbox_table.NOBODYS, [outgoing], _now())
+            return outbox_table.SQLITE_POST, row
+
+    def forget_origins(self) -> None:
+        with self._changing() as connection:
+            long_ago = datetime.now(UTC) - timedelta(days=outbox_table.KEPT_DAYS)
+            connection.execute(outbox_table.SQLITE_FORGET, (long_ago.isoformat(),))
+
     def reset(self, group: str, offsets: Mapping[Partition, int]) -> None:
-        with self._writing() as connection:
+        with self._changing() as connection:
             for partition, offset in offsets.items():
                 connection.execute(_RESET, (group, *partition, offset, _now()))
 
     def delete(self, group: str, partitions: Iterable[Partition] | None = None) -> None:
-        with self._writing() as connection:
+        with self._changing() as connection:
             if partitions is None:
                 _delete(connection, "group_id = ?", (group,))
             for partition in partitions or ():
                 _delete(connection, _KEY, (group, *partition))
 
     def groups(self) -> list[str]:
-        with self._door() as door:
+        with self._door() as door, ours(self.address):
             rows = door.connection.execute("select distinct group_id from kconsume_offsets order by 1")
             return [row[0] for row in rows.fetchall()]
 
     def close(self) -> None:
+        if self._is_forked():
+            return  # they are the parent's; SQLite forbids even to close them here
         with self._lock:
             doors, self._idle = self._idle, []
         for door in doors:
             door.close()
 
+    def trouble(self) -> str | None:
+        """Why offsets cannot be kept here, with the fix, for `kconsume check`; None if they can. Makes nothing."""
+        return trouble_at(self.path, SCHEMA_VERSION)
+
     @contextmanager
-    def _writing(self, end: str = _COMMIT) -> Iterator[LentConnection]:
+    def _changing(self) -> Iterator[LentConnection]:
+        """A write transaction of our own statements."""
+        with self._writing() as connection, ours(self.address):
+            yield connection
+
+    @contextmanager
+    def _writing(self, end: str = COMMIT) -> Iterator[LentConnection]:
         """A write transaction: turnstile, BEGIN IMMEDIATE, then COMMIT or ROLLBACK."""
         with self._door() as door, door.turnstile():
             connection = door.connection
-            connection.execute(_BEGIN)
+            with ours(self.address):
+                connection.execute(BEGIN)
             try:
                 yield connection
-                connection.execute(end)
+                self._end(connection, end)
             finally:
                 if connection.in_transaction:
-                    connection.execute(_ROLLBACK)
+                    # Before the next one is let in. Where it fails, the door that is closed then does it.
+                    with contextlib.suppress(*STATEMENT_ERRORS):
+                        connection.execute(ROLLBACK)
+
+    def _end(self, connection: LentConnection, end: str) -> None:
+        try:
+            connection.execute(end)
+        except STATEMENT_ERRORS as error:
+            fault = may_pass(self.address, error)
+            if fault is None:
+                raise  # a constraint that is checked at COMMIT: what the handler wrote
+            raise fault from error
 
     @contextmanager
     def _door(self) -> Iterator[Door]:
         """Borrow a connection. One that an error went through is closed, not lent again."""
         door = self._borrow()
+        door.connection.wake()
         try:
             yield door
-        except sqlite3.Error as error:
-            door.close()
-            if _is_the_files_fault(error):
-                raise StoreUnavailable(f"{self.address} cannot be written: {error}") from error
-            raise
         except BaseException:
             door.close()
             raise
+        door.connection.rest()
         with self._lock:
             self._idle.append(door)
 
     def _borrow(self) -> Door:
+        if self._is_forked():
+            raise StoreError(
+                f"{self.address} was opened by process {self._home}, of which this one is a fork, and SQLite's files "
+                f"do not survive that: make the store in this process, or start processes by spawn"
+            )
         with self._lock:
+            self._home = os.getpid()
             if self._idle:
                 return self._idle.pop()
+        if not self._ready:
+            must_be_local(self.path)
         try:
             door = Door(self.path)
-        except (sqlite3.Error, OSError) as error:
+        except (*STATEMENT_ERRORS, OSError) as error:
             raise StoreUnavailable(f"{self.address} cannot be opened: {error}") from error
         try:
             if not self._ready:
                 self._prepare(door)
-        except sqlite3.Error as error:
+        except STATEMENT_ERRORS as error:
             door.close()
             raise StoreUnavailable(f"{self.address} cannot be prepared: {error}") from error
         except BaseException:
@@ -209,17 +288,18 @@ class SqliteStore:
             raise
         return door
 
+    def _is_forked(self) -> bool:
+        return self._home is not None and self._home != os.getpid()
+
     def _prepare(self, door: Door) -> None:
         """Looks before it writes: a file that is ready is not waited for. Twice at once does no harm."""
-        connection = door.connection
-        if connection.execute(_HAS_SCHEMA).fetchone() == (0,):
+        if version_of(door.connection) < SCHEMA_VERSION:
             with door.turnstile():
-                connection.executescript(_SCHEMA)
-        (version,) = connection.execute("select version from kconsume_schema").fetchone()
-        if version != SCHEMA_VERSION:
+                bring_up_to_date(door.connection)
+        if (version := version_of(door.connection)) > SCHEMA_VERSION:
             raise StoreError(
                 f"{self.address} has schema version {version}, and this kconsume writes version "
-                f"{SCHEMA_VERSION}: run the kconsume that made the file, or upgrade this one"
+                f"{SCHEMA_VERSION}: upgrade kconsume here"
             )
         self._ready = True
 
@@ -233,14 +313,16 @@ class Rehearsal(NamedTuple):
 class SqliteTx:
     """The handler's transaction and the row that is advanced in it."""
 
-    __slots__ = ("_epoch", "_group", "_mark", "_partition", "connection")
+    __slots__ = ("_address", "_epoch", "_group", "_mark", "_partition", "_refused", "connection")
 
-    def __init__(self, connection: LentConnection, group: str, partition: Partition, epoch: int) -> None:
+    def __init__(self, connection: LentConnection, address: str, group: str, partition: Partition, epoch: int) -> None:
         self.connection = connection
+        self._address = address
         self._group = group
         self._partition = partition
         self._epoch = epoch
         self._mark = ""
+        self._refused: Fenced | None = None
 
     def begin(self) -> None:
         """Check the epoch, and mark the row with the time of this transaction. Should a statement of the handler
@@ -256,12 +338,43 @@ class SqliteTx:
             raise TransactionMisused(ENDED)
         key = (self._group, *self._partition)
         values = (new, leader_epoch, self._mark, *key, self._epoch, old)
-        if connection.execute(_ADVANCE, values).rowcount != 1:
+        with ours(self._address):
+            moved = connection.execute(_ADVANCE, values).rowcount
+            if moved == 1:
+                return
             connection.restore()
             row = self._row()
-            if row is not None and row[:2] == (old, self._epoch):
-                raise TransactionMisused(ENDED)
-            raise _fenced(self._group, self._partition, self._epoch, row, old)
+        if row is not None and row[:2] == (old, self._epoch):
+            raise TransactionMisused(ENDED)
+        self._refused = _fenced(self._group, self._partition, self._epoch, row, old)
+        raise self._refused
+
+    def keep(self, table: str, letters: Sequence[Letter]) -> None:
+        with ours(self._address):
+            self.connection.execute(letter_table.create(table, "sqlite"))
+            for letter in letters:
+                self.connection.execute(letter_table.insert(table, "sqlite"), letter_table.row_of(letter, "sqlite"))
+
+    def post(self, outgoing: Sequence[Outgoing]) -> None:
+        rows = outbox_table.sqlite_rows(self._group, self._partition, outgoing, _now())
+        with ours(self._address):
+            self.connection.executemany(outbox_table.SQLITE_POST, rows)
+
+    def take_in(self, origins: Sequence[str]) -> set[str]:
+        with ours(self._address):
+            take, now = self.connection.execute, _now()
+            return {o for o in origins if take(outbox_table.SQLITE_TAKE_IN, (self._group, o, now)).rowcount == 1}
+
+    def sever(self) -> None:
+        self.connection.sever()
+
+    def end(self) -> None:
+        """An advance that was refused is refused for good: who goes on all the same commits nothing."""
+        if self._refused is not None:
+            raise self._refused
+
+    def fault(self, error: BaseException) -> StoreUnavailable | None:
+        return in_a_handler(self._address, error)
 
     def _row(self) -> _Row | None:
         row: _Row | None = self.connection.execute(_READ, (self._group, *self._partition)).fetchone()
@@ -300,9 +413,7 @@ def _save(connection: sqlite3.Connection, group: str, partition: Partition, posi
 
 
 def _fenced(group: str, partition: Partition, epoch: int, row: _Row | None, offset: int | None = None) -> Fenced:
-    stored = "no row" if row is None else f"epoch {row[1]} at offset {row[0]}, owner {row[3]}"
-    ours = f"epoch {epoch}" if offset is None else f"epoch {epoch} at offset {offset}"
-    return Fenced(f"{partition} of group {group!r} is not ours any more: we hold {ours}, the store has {stored}")
+    return fenced(group, partition, epoch, None if row is None else _position(row), offset)
 
 
 def _position(row: _Row) -> Position:
@@ -311,20 +422,9 @@ def _position(row: _Row) -> Position:
     return Position(next_offset, epoch, topic_id, owner, leader_epoch, metadata, moment)
 
 
+def _posted(rows: sqlite3.Cursor) -> list[Posted]:
+    return list(map(outbox_table.sqlite_posted, rows.fetchall()))
+
+
 def _now() -> str:
     return datetime.now(UTC).isoformat()
-
-
-def _is_the_files_fault(error: sqlite3.Error) -> bool:
-    """Faults that may pass (locked, full, unreadable), as against a wrong statement of a handler."""
-    code = getattr(error, "sqlite_errorcode", None)
-    return code is not None and (code & 0xFF) in {
-        sqlite3.SQLITE_BUSY,
-        sqlite3.SQLITE_LOCKED,
-        sqlite3.SQLITE_READONLY,
-        sqlite3.SQLITE_IOERR,
-        sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_CANTOPEN,
-        sqlite3.SQLITE_NOTADB,
-        sqlite3.SQLITE_CORRUPT,
-    }

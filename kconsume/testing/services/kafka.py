@@ -84,5 +84,5 @@ def _given_kafka() -> Iterator[str]:
 
 @contextmanager
 def _process_kafka() -> Iterator[str]:
-    with LocalKafka() as kafka:
+    with LocalKafka(lasting=True) as kafka:
         yield kafka.bootstrap

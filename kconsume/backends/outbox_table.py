@@ -1,0 +1,129 @@
+"""The tables of the outbox: what leaves by a topic, written in the transaction that it belongs to.
+
+Texts and values for two dialects, and no connection. `kconsume_outbox` holds what is not confirmed yet, in the order of
+its numbers: by the partition whose records it came from, or, for what a person has put there, by none.
+`kconsume_seen` holds the origins that a group has taken in, so that one that comes again is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, Final, NamedTuple, cast
+
+import msgspec
+
+from kconsume.output import Outgoing
+from kconsume.records import Headers, Partition
+
+NOBODYS: Final = Partition("", 0)
+"""Of what a person has put into the outbox: any app that runs may send it. Its group is empty as well."""
+LEASE: Final = 10.0
+"""Seconds for which one app sends what is nobody's; then another may."""
+KEPT_DAYS: Final = 7
+"""How long an origin is known."""
+
+_headers = msgspec.json.Decoder(list[tuple[str, bytes]])
+_as_json = msgspec.json.Encoder().encode
+
+
+class Posted(NamedTuple):
+    """A row of the outbox."""
+
+    number: int
+    outgoing: Outgoing
+
+
+def headers_text(headers: Headers) -> str:
+    """As JSON: a list of pairs, the value in base64, since it is any bytes."""
+    return _as_json(headers).decode() if headers else "[]"
+
+
+def headers_of(text: str) -> Headers:
+    return () if text == "[]" else tuple(_headers.decode(text))
+
+
+def outgoing_of(target: str, key: bytes | None, value: bytes | None, headers: str, moment: datetime | None) -> Outgoing:
+    return Outgoing(value, key, headers_of(headers), target, moment)
+
+
+# SQLite
+
+SQLITE_STEP: Final = """
+create table kconsume_outbox (
+    id integer primary key autoincrement, group_id text not null, topic text not null, partition integer not null,
+    target text not null, key blob, value blob, headers text not null, record_timestamp text, posted_at text not null
+);
+create index kconsume_outbox_partition on kconsume_outbox (group_id, topic, partition, id);
+create table kconsume_seen (
+    group_id text not null, origin text not null, seen_at text not null, primary key (group_id, origin)
+) without rowid;
+alter table kconsume_schema add column relay text;
+alter table kconsume_schema add column relay_at text;
+"""
+SQLITE_POST: Final = """insert into kconsume_outbox
+    (group_id, topic, partition, target, key, value, headers, record_timestamp, posted_at)
+    values (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+SQLITE_READ: Final = """select b.id, b.target, b.key, b.value, b.headers, b.record_timestamp from kconsume_outbox b
+    where b.group_id = ? and b.topic = ? and b.partition = ? order by b.id limit ?"""
+SQLITE_IS_OURS: Final = (
+    "select 1 from kconsume_offsets where group_id = ? and topic = ? and partition = ? and epoch = ?"
+)
+SQLITE_DELETE: Final = "delete from kconsume_outbox where id = ?"
+SQLITE_TAKE_IN: Final = "insert into kconsume_seen (group_id, origin, seen_at) values (?, ?, ?) on conflict do nothing"
+SQLITE_FORGET: Final = "delete from kconsume_seen where seen_at < ?"
+SQLITE_HAS_STRAYS: Final = "select 1 from kconsume_outbox where group_id = '' limit 1"
+SQLITE_LEASE: Final = """update kconsume_schema set relay = ?1, relay_at = ?2
+    where relay = ?1 or relay_at is null or relay_at < ?3"""
+
+
+def sqlite_rows(group: str, partition: Partition, outgoing: Sequence[Outgoing], now: str) -> list[tuple[object, ...]]:
+    return [
+        (
+            group, *partition, each.topic, each.key, each.value, headers_text(cast(Headers, each.headers)),
+            None if each.timestamp is None else each.timestamp.isoformat(), now,
+        )
+        for each in outgoing
+    ]  # fmt: skip
+
+
+def sqlite_posted(row: tuple[Any, ...]) -> Posted:
+    number, target, key, value, headers, moment = row
+    return Posted(number, outgoing_of(target, key, value, headers, moment and datetime.fromisoformat(moment)))
+
+
+# PostgreSQL
+
+POSTGRES_STEP: Final = """\
+create table {schema}kconsume_outbox (
+    id bigint generated always as identity, group_id text not null, topic text not null, partition integer not null,
+    target text not null, key bytea, value bytea, headers text not null, record_timestamp timestamptz,
+    posted_at timestamptz not null default now(), primary key (group_id, topic, partition, id)
+) with (autovacuum_vacuum_scale_factor = 0.01);
+create table {schema}kconsume_seen (
+    group_id text not null, origin text not null, seen_at timestamptz not null default now(),
+    primary key (group_id, origin)
+);
+alter table {schema}kconsume_schema add column relay text, add column relay_at timestamptz;
+"""
+
+
+class _Row(msgspec.Struct):
+    """One row in JSON; bytes are in base64."""
+
+    t: str | None
+    k: object
+    v: object
+    h: str
+    m: datetime | None
+
+
+def postgres_rows(group: str, partition: Partition, outgoing: Sequence[Outgoing]) -> dict[str, Any]:
+    as_text = cast("Callable[[object], str]", headers_text)
+    rows = [_Row(each.topic, each.key, each.value, as_text(each.headers), each.timestamp) for each in outgoing]
+    return {
+        "group": group,
+        "topic": partition.topic,
+        "partition": partition.number,
+        "rows": _as_json(rows).decode(),
+    }

@@ -1,0 +1,96 @@
+"""The tables of `postgresql://`: found, made on first use, brought up to date, or refused with what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any
+
+import psycopg
+from psycopg import Connection, errors
+
+from kconsume.backends.postgres_address import Address
+from kconsume.backends.postgres_faults import store_error
+from kconsume.backends.postgres_sql import BEGIN_SCHEMA, STEPS, VERSION, Statements, quoted
+from kconsume.errors import ConfigurationError, StoreError
+
+_log = logging.getLogger("kconsume.stores")
+
+# One at a time, whoever starts first: "if not exists" alone is no protection against two who make the same table.
+_ALONE = "select pg_advisory_xact_lock(hashtextextended('kconsume schema', 0))"
+
+
+def ready(connection: Connection[tuple[Any, ...]], sql: Statements, address: Address) -> None:
+    """Whether the tables are there in our version; made or brought up to date if they are not."""
+    try:
+        version = version_of(connection, sql)
+        if version > VERSION:
+            raise StoreError(
+                f"{address.shown} has tables of version {version}, and this kconsume writes version {VERSION}: "
+                f"upgrade kconsume here"
+            )
+        if version < VERSION:
+            try:
+                _bring_up_to_date(connection, sql, address)
+            except errors.InsufficientPrivilege as error:
+                raise ConfigurationError(
+                    f"{address.shown} does not let our role make version {VERSION} of the tables "
+                    f"({' '.join(str(error).split())}): let a role that may run `kconsume schema migrate --offsets "
+                    f"ADDRESS`, or what `kconsume schema show` prints"
+                ) from error
+    except psycopg.Error as error:
+        raise store_error(error, address.shown) from error
+
+
+def version_of(connection: Connection[tuple[Any, ...]], sql: Statements) -> int:
+    """Of the tables that are there; 0 if there are none."""
+    # From pg_class: a server that once found no such table goes on saying so until it opens some relation.
+    if connection.execute("select 1 from pg_class where oid = to_regclass(%s)", (sql.schema,)).fetchone() is None:
+        return 0
+    (version,) = connection.execute(f"select version from {sql.schema}").fetchone() or (0,)
+    return int(version)
+
+
+def alone(connection: Connection[tuple[Any, ...]], sql: Statements) -> int:
+    """Until the transaction ends, nobody else makes or changes the tables. Answers with the version that is there now,
+    for another may have been here first."""
+    connection.execute(_ALONE)
+    return version_of(connection, sql)
+
+
+def found(connection: Connection[tuple[Any, ...]], sql: Statements) -> Statements:
+    """The statements for the tables where they are now, by the name of their schema: `search_path` may change later,
+    and whoever finds them by another way must come to the same lock."""
+    named = "select nspname from pg_class c join pg_namespace n on n.oid = relnamespace where c.oid = to_regclass(%s)"
+    row = connection.execute(named, (sql.schema,)).fetchone()
+    return sql if row is None else dataclasses.replace(sql, prefix=quoted(row[0]))
+
+
+def script(sql: Statements, schema: str | None = None, since: int = 0) -> str:
+    """What brings the tables from a version to ours, for people to read and to run."""
+    begin = "" if schema is None else f"create schema if not exists {sql.prefix.rstrip('.')};\n"
+    steps = [step.format(schema=sql.prefix) for step in STEPS[since:]]
+    return begin + "\n".join(steps)
+
+
+def _bring_up_to_date(connection: Connection[tuple[Any, ...]], sql: Statements, address: Address) -> None:
+    connection.execute(BEGIN_SCHEMA)
+    try:
+        since = alone(connection, sql)
+        if since < VERSION:
+            sql = found(connection, sql)  # what is new goes where the rest is, wherever `search_path` begins
+            schema = address.schema
+            if schema is not None and _has_schema(connection, schema):
+                schema = None  # to ask for it again needs a right that is not needed
+            connection.execute(script(sql, schema, since))
+            connection.execute(f"update {sql.schema} set version = {VERSION}")
+            _log.info("tables brought up to date store=%s from=%d to=%d", address.shown, since, VERSION)
+        connection.execute("commit")
+    finally:
+        if not connection.broken and connection.pgconn.transaction_status:
+            connection.execute("rollback")
+
+
+def _has_schema(connection: Connection[tuple[Any, ...]], schema: str) -> bool:
+    found = connection.execute("select 1 from pg_namespace where nspname = %s", (schema,)).fetchone()
+    return found is not None

@@ -1,0 +1,325 @@
+"""The steps of the Redis store, as scripts: each is one turn of a server that does one thing at a time.
+
+Texts only; who sends them is `redis_line.py`, what their answers mean is `redis.py`. Three rules hold in all of them.
+All checks come before the first write, because Redis cannot undo. The first write is one that Redis refuses when it
+may not write at all (a replica, no memory, no disk), so that such a refusal finds nothing done. Offsets and epochs stay
+text from end to end: a number of Lua's is exact only up to 2^53.
+
+A script that does nothing says why, and of which rows: `fenced` names the first, `failed` all that are.
+
+A row is a hash. `failed_offset` in it means that the record at this offset is being applied: inside the one script that
+writes it, or, seen from outside, for as long as a person has not decided what becomes of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+SCHEMA_VERSION = "1"
+
+POSITION = ("next", "epoch", "topic_id", "owner", "leader_epoch", "metadata", "updated_at")
+FAILURE = (
+    "failed_offset", "failed_end", "failed_index", "failed_of", "failed_command", "failed_error", "failed_at",
+)  # fmt: skip
+
+
+class Script:
+    """A script by its text, and by the name under which a server that has seen it keeps it."""
+
+    __slots__ = ("digest", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def _quoted(names: tuple[str, ...]) -> str:
+    return ", ".join(f"'{name}'" for name in names)
+
+
+_ROW = f"""
+local function row_of(key)
+  return redis.call('HMGET', key, {_quoted(POSITION + FAILURE)})
+end
+"""
+
+_BELOW = """
+local function below(a, b)  -- of two numbers without a sign, as text
+  return #a < #b or (#a == #b and a < b)
+end
+"""
+
+# Reads what was queued from front to back, and makes no tables of it: two for each record cost the server as much as
+# the record's own command. Framed as `redis_pipeline.py` does it; the text of an offset is shorter than 32 bytes.
+_QUEUED = """
+local queued, byte, words_of, pcall = ARGV[6], string.byte, cmsgpack.unpack_limit, redis.pcall
+local record = {}  -- where each part of the record at hand begins: its offset, its end, its commands
+local function array(at)  -- how many it has, and where the first of them begins
+  local head = byte(queued, at + 1)
+  if head < 0xa0 then
+    return head - 0x90, at + 1
+  end
+  local a, b, c, d = byte(queued, at + 2, at + 5)
+  if head == 0xdc then
+    return a * 256 + b, at + 3
+  end
+  return ((a * 256 + b) * 256 + c) * 256 + d, at + 5
+end
+local function run(i, behind, ...)  -- the command that is part i, of its words and what comes behind them
+  record[i + 1] = behind
+  return pcall(...)
+end
+"""
+
+# KEYS: rows. Answers with each row; one that is not there is all nothing.
+LOAD = Script(
+    _ROW
+    + """
+local rows = {}
+for i, key in ipairs(KEYS) do
+  rows[i] = row_of(key)
+end
+return rows
+"""
+)
+
+# KEYS: meta, groups, members, rows. ARGV: group, owner, now, version; a row: member, next, topic_id, leader_epoch.
+CLAIM = Script(
+    _ROW
+    + """
+local missing, failed, rows_of_failed = {}, {}, {}
+for i = 4, #KEYS do
+  local at = 5 + (i - 4) * 4
+  local held = redis.call('HMGET', KEYS[i], 'epoch', 'failed_offset')
+  if held[2] then
+    failed[#failed + 1], rows_of_failed[#failed + 1] = i - 3, row_of(KEYS[i])
+  end
+  if not held[1] and ARGV[at + 1] == '' then
+    missing[#missing + 1] = i - 3
+  end
+end
+if #failed > 0 then
+  return {'failed', failed, rows_of_failed}
+end
+if #missing > 0 then
+  return {'missing', missing}
+end
+redis.call('HSETNX', KEYS[1], 'version', ARGV[4])
+local last_epoch = redis.call('HGET', KEYS[1], 'last_epoch') or '0'
+local rows = {}
+for i = 4, #KEYS do
+  local key, at = KEYS[i], 5 + (i - 4) * 4
+  if redis.call('EXISTS', key) == 0 then
+    redis.call('HSET', key, 'next', ARGV[at + 1], 'epoch', last_epoch, 'metadata', '')
+    if ARGV[at + 2] ~= '' then redis.call('HSET', key, 'topic_id', ARGV[at + 2]) end
+    if ARGV[at + 3] ~= '' then redis.call('HSET', key, 'leader_epoch', ARGV[at + 3]) end
+    redis.call('SADD', KEYS[3], ARGV[at])
+  end
+  redis.call('HINCRBY', key, 'epoch', 1)
+  redis.call('HSET', key, 'owner', ARGV[2], 'updated_at', ARGV[3])
+  rows[i - 3] = row_of(key)
+end
+redis.call('SADD', KEYS[2], ARGV[1])
+return {'done', rows}
+"""
+)
+
+# KEYS: rows. ARGV: owner, now; a row: epoch.
+RECLAIM = Script(
+    _ROW
+    + """
+local failed, rows_of_failed = {}, {}
+for i, key in ipairs(KEYS) do
+  local held = redis.call('HMGET', key, 'epoch', 'failed_offset')
+  if held[1] ~= ARGV[2 + i] then
+    return {'fenced', {i}, {row_of(key)}}
+  end
+  if held[2] then
+    failed[#failed + 1], rows_of_failed[#failed + 1] = i, row_of(key)
+  end
+end
+if #failed > 0 then
+  return {'failed', failed, rows_of_failed}
+end
+local rows = {}
+for i, key in ipairs(KEYS) do
+  redis.call('HINCRBY', key, 'epoch', 1)
+  redis.call('HSET', key, 'owner', ARGV[1], 'updated_at', ARGV[2])
+  rows[i] = row_of(key)
+end
+return {'done', rows}
+"""
+)
+
+# KEYS: rows. ARGV: now; a row: epoch, next, topic_id, leader_epoch.
+SAVE = Script(
+    _ROW
+    + _BELOW
+    + """
+for i, key in ipairs(KEYS) do
+  local at = 2 + (i - 1) * 4
+  local held = redis.call('HMGET', key, 'epoch', 'next', 'failed_offset')
+  if held[1] ~= ARGV[at] or below(ARGV[at + 1], held[2]) then
+    return {'fenced', {i}, {row_of(key)}}
+  end
+  if held[3] then
+    return {'failed', {i}, {row_of(key)}}
+  end
+end
+for i, key in ipairs(KEYS) do
+  local at = 2 + (i - 1) * 4
+  redis.call('HSET', key, 'next', ARGV[at + 1], 'updated_at', ARGV[1])
+  if ARGV[at + 2] ~= '' then redis.call('HSET', key, 'topic_id', ARGV[at + 2]) end
+  if ARGV[at + 3] ~= '' then
+    redis.call('HSET', key, 'leader_epoch', ARGV[at + 3])
+  else
+    redis.call('HDEL', key, 'leader_epoch')
+  end
+end
+return {'done'}
+"""
+)
+
+# KEYS: meta, groups, members, rows. ARGV: group, now, version; a row: member, next.
+RESET = Script(
+    f"""
+redis.call('HSETNX', KEYS[1], 'version', ARGV[3])
+local last_epoch = redis.call('HGET', KEYS[1], 'last_epoch') or '0'
+for i = 4, #KEYS do
+  local key, at = KEYS[i], 4 + (i - 4) * 2
+  if redis.call('EXISTS', key) == 0 then
+    redis.call('HSET', key, 'epoch', last_epoch, 'metadata', '')
+    redis.call('SADD', KEYS[3], ARGV[at])
+  end
+  redis.call('HINCRBY', key, 'epoch', 1)
+  redis.call('HSET', key, 'next', ARGV[at + 1], 'updated_at', ARGV[2])
+  redis.call('HDEL', key, 'owner', 'leader_epoch', {_quoted(FAILURE)})
+end
+redis.call('SADD', KEYS[2], ARGV[1])
+return {{'done'}}
+"""
+)
+
+# KEYS: meta, groups, members, rows. ARGV: group; a row: member. Answers with how many rows the group still has.
+# `last_epoch` is the highest epoch of all deleted rows: rows made later begin above it, so that no epoch is ever given
+# out twice and a zombie from before the delete stays fenced.
+DELETE = Script(
+    _BELOW
+    + """
+local last_epoch = redis.call('HGET', KEYS[1], 'last_epoch') or '0'
+for i = 4, #KEYS do
+  local epoch = redis.call('HGET', KEYS[i], 'epoch')
+  if epoch and below(last_epoch, epoch) then
+    last_epoch = epoch
+  end
+end
+redis.call('HSET', KEYS[1], 'last_epoch', last_epoch)
+for i = 4, #KEYS do
+  redis.call('DEL', KEYS[i])
+  redis.call('SREM', KEYS[3], ARGV[i - 2])
+end
+local left = redis.call('SCARD', KEYS[3])
+if left == 0 then
+  redis.call('SREM', KEYS[2], ARGV[1])
+end
+return left
+"""
+)
+
+# KEYS: the row; on a cluster also `nothing` and the keys of what was queued. ARGV: epoch, old, new, leader_epoch, now,
+# and what was queued, [[offset, end, command, …], …] in MessagePack.
+APPLY = Script(
+    _ROW
+    + _QUEUED
+    + """
+local key = KEYS[1]
+local held = redis.call('HMGET', key, 'epoch', 'next', 'failed_offset')
+if held[1] ~= ARGV[1] then
+  return {'fenced', {1}, {row_of(key)}}
+end
+if held[3] then
+  return {'failed', {1}, {row_of(key)}}
+end
+if held[2] ~= ARGV[2] then
+  return {'fenced', {1}, {row_of(key)}}
+end
+redis.call('HSET', key, 'failed_offset', ARGV[2], 'failed_end', ARGV[3])
+local records, at = array(0)
+for _ = 1, records do
+  local parts, first = array(at)
+  record[1], record[2] = first, first + byte(queued, first + 1) - 0x9f
+  record[3] = record[2] + byte(queued, record[2] + 1) - 0x9f
+  for i = 3, parts do
+    local command = record[i]
+    local count, word = array(command)
+    local reply = run(i, words_of(queued, count, word))
+    if type(reply) == 'table' and reply.err then
+      local _, offset, behind = words_of(queued, 2, first)
+      local _, name, argument = words_of(queued, math.min(count, 2), word)
+      redis.call('HSET', key, 'next', offset, 'failed_offset', offset, 'failed_end', behind,
+        'failed_index', i - 2, 'failed_of', parts - 2, 'failed_error', reply.err,
+        'failed_command', name .. ' ' .. string.sub(argument or '', 1, 200), 'failed_at', ARGV[5])
+      return {'failed', {1}, {row_of(key)}}
+    end
+  end
+  at = record[parts + 1]
+end
+redis.call('HSET', key, 'next', ARGV[3], 'updated_at', ARGV[5])
+redis.call('HDEL', key, 'failed_offset', 'failed_end')
+if ARGV[4] ~= '' then
+  redis.call('HSET', key, 'leader_epoch', ARGV[4])
+else
+  redis.call('HDEL', key, 'leader_epoch')
+end
+return {'done'}
+"""
+)
+
+# KEYS: a key that is not there, and is not there afterwards. Runs all that the other scripts call: a user who may not
+# run one of them is told so here, and not in the middle of a record. First what takes the key away again.
+TRY_RIGHTS = Script(
+    """
+local key, refused = KEYS[1], nil
+redis.call('DEL', key)
+local function try(...)
+  local reply = redis.pcall(...)
+  if type(reply) == 'table' and reply.err then
+    refused = refused or reply
+  end
+end
+try('EXISTS', key)
+try('HSETNX', key, 'number', 1)
+try('HSET', key, 'number', 1)
+try('HINCRBY', key, 'number', 1)
+try('HGET', key, 'number')
+try('HMGET', key, 'number')
+try('HDEL', key, 'number')
+redis.call('DEL', key)
+try('SADD', key, 'member')
+try('SCARD', key)
+try('SREM', key, 'member')
+redis.call('DEL', key)
+return refused or {'done'}
+"""
+)
+
+# KEYS: the row. ARGV: skip or retry, the offset that was decided about or nothing, now.
+DECIDE = Script(
+    f"""
+local key = KEYS[1]
+local held = redis.call('HMGET', key, 'failed_offset', 'failed_end')
+if not held[1] then
+  return {{'none'}}
+end
+if ARGV[2] ~= '' and ARGV[2] ~= held[1] then
+  return {{'other', held[1]}}
+end
+redis.call('HINCRBY', key, 'epoch', 1)
+redis.call('HSET', key, 'updated_at', ARGV[3])
+if ARGV[1] == 'skip' then
+  redis.call('HSET', key, 'next', held[2])
+end
+redis.call('HDEL', key, 'owner', 'leader_epoch', {_quoted(FAILURE)})
+return {{'done'}}
+"""
+)

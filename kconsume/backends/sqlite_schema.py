@@ -1,0 +1,51 @@
+"""The tables of `sqlite:///`: made on first use, and brought up to date."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from kconsume.backends.outbox_table import SQLITE_STEP
+
+# Texts of our own: a handler's "commit" must not find ours, already authorised, in the statement cache.
+BEGIN, COMMIT, ROLLBACK = "begin immediate -- kconsume", "commit -- kconsume", "rollback -- kconsume"
+
+SCHEMA_VERSION = 2
+
+# `last_epoch` is the highest epoch of all deleted rows: rows made later begin above it, so that no epoch is
+# ever given out twice and a zombie from before the delete stays fenced.
+_CREATE = """
+create table kconsume_schema (version integer not null, last_epoch bigint not null default 0);
+create table kconsume_offsets (
+    group_id text not null, topic text not null, partition integer not null,
+    next_offset bigint not null, epoch bigint not null, topic_id text, owner text,
+    leader_epoch integer, metadata text not null default '', updated_at text not null,
+    primary key (group_id, topic, partition)
+) without rowid;
+insert into kconsume_schema (version) values (1);
+"""
+_STEPS = (_CREATE, SQLITE_STEP)
+"""The step at index n makes version n + 1 out of version n."""
+_HAS_SCHEMA = "select count(*) from sqlite_master where type = 'table' and name = 'kconsume_schema'"
+
+
+def version_of(connection: sqlite3.Connection) -> int:
+    """Of the tables that are there; 0 if there are none."""
+    if connection.execute(_HAS_SCHEMA).fetchone() == (0,):
+        return 0
+    (version,) = connection.execute("select version from kconsume_schema").fetchone()
+    return int(version)
+
+
+def bring_up_to_date(connection: sqlite3.Connection) -> None:
+    connection.execute(BEGIN)
+    try:
+        version = version_of(connection)  # again, for another may have been here first
+        for step in _STEPS[version:]:
+            for statement in filter(str.strip, step.split(";")):
+                connection.execute(statement)
+        if version < SCHEMA_VERSION:
+            connection.execute("update kconsume_schema set version = ?", (SCHEMA_VERSION,))
+        connection.execute(COMMIT)
+    finally:
+        if connection.in_transaction:
+            connection.execute(ROLLBACK)

@@ -1,0 +1,308 @@
+"""The second level: a store that knows who owns a partition, by an epoch that only grows.
+
+An owner that was fenced is a zombie: it may not know it, and must not be able to move anything. What two owners do at
+the same moment is in `fencing_races.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from kconsume.backends.abc import OffsetStore, Position, Positions
+from kconsume.errors import Fenced, KconsumeError
+from kconsume.records import Partition
+from kconsume.testing.conformance.bench import Bench
+from kconsume.testing.conformance.fencing_races import FencingRaces
+from kconsume.testing.conformance.offsets import ODD_NAMES, OffsetsSuite
+
+NAMES_THAT_MEET = [
+    (("a:b", "c"), ("a", "b:c")),
+    (("a", "b"), ("A", "b")),
+    (("a", "b"), ("a ", "b")),
+    (("a", "\u00e9"), ("a", "e\u0301")),
+]
+"""Group and topic, twice: other names, which a joined key or a lenient comparison would take for the same."""
+
+
+class FencedSuite(FencingRaces, OffsetsSuite):
+    """Subclass it as `Test…`, with a fixture `subject` that gives a `Subject`."""
+
+    # The claim
+
+    def test_every_claim_raises_the_epoch_also_one_by_the_same_owner(self, bench: Bench) -> None:
+        """A process that lost a partition and got it again may still have its old work under way."""
+        epochs = [bench.me.claim()[bench.partitions[2]].epoch for _ in range(5)]
+        assert epochs == sorted(set(epochs))
+        assert epochs[0] > 0
+
+    def test_a_claim_reads_the_position_and_names_the_owner(self, bench: Bench) -> None:
+        first, second, *_ = bench.partitions
+        bench.move({first: 7, second: 9}, topic_id="known")
+        claimed = bench.owner("host:1").claim(second, first)
+        assert {p: position.next_offset for p, position in claimed.items()} == {first: 7, second: 9}
+        assert {position.owner for position in claimed.values()} == {"host:1"}
+        assert {position.topic_id for position in claimed.values()} == {"known"}
+        assert bench.store.load(bench.group, [first, second]) == claimed
+
+    def test_missing_rows_are_pinned_at_what_start_answers_and_it_is_asked_for_no_other(self, bench: Bench) -> None:
+        """`latest` that is resolved anew after each crash would skip what came meanwhile."""
+        first, second, third, _ = bench.partitions
+        bench.move({second: 5})
+        asked: list[Partition] = []
+
+        def start(missing: Sequence[Partition]) -> Positions:
+            asked.extend(missing)
+            return {p: Position(100 + p.number, topic_id="id", leader_epoch=3) for p in missing}
+
+        claimed = bench.me.claim_from(start, third, second, first)
+        assert sorted(asked) == [first, third]
+        assert {p: position.next_offset for p, position in claimed.items()} == {first: 100, second: 5, third: 102}
+        assert (claimed[first].topic_id, claimed[first].leader_epoch) == ("id", 3)
+        assert bench.offsets() == {first: 100, second: 5, third: 102}
+
+    def test_start_is_not_called_when_no_row_is_missing(self, bench: Bench) -> None:
+        """It asks Kafka, and `start="error"` would refuse to begin."""
+        bench.me.claim()
+        bench.me.claim_from(lambda _: pytest.fail("asked without need"), *bench.partitions)
+
+    def test_a_claim_for_which_no_start_is_found_claims_nothing(self, bench: Bench) -> None:
+        """The owner would be fenced by one who does not take over."""
+        first, second, *_ = bench.partitions
+        before = bench.me.claim(first)
+
+        def start(_: Sequence[Partition]) -> Positions:
+            raise LookupError("the cluster does not answer")
+
+        with pytest.raises(LookupError):
+            bench.owner("rival").claim_from(start, first, second)
+        assert bench.rows() == before
+
+    def test_nothing_to_claim_is_nothing_claimed(self, bench: Bench) -> None:
+        assert bench.me.claim_from(lambda _: pytest.fail("asked for nothing")) == {}
+
+    def test_a_row_that_goes_while_start_is_asked_ends_in_no_error_but_ours(self, bench: Bench) -> None:
+        """A person deletes the group in the very moment in which a consumer claims it."""
+        first, second, *_ = bench.partitions
+        bench.me.claim(first)
+
+        def start(missing: Sequence[Partition]) -> Positions:
+            bench.open().delete(bench.group)
+            return {p: Position(0) for p in missing}
+
+        with contextlib.suppress(KconsumeError):
+            bench.me.claim_from(start, first, second)
+
+    def test_a_claim_of_some_partitions_leaves_the_others_alone(self, bench: Bench) -> None:
+        """After a partial revoke the rest is still ours: a claim by those who got the part must not fence it."""
+        first, second, third, fourth = bench.partitions
+        mine = bench.me.claim()
+        bench.owner("rival").claim(second, third)
+        assert {p: row for p, row in bench.rows().items() if p in (first, fourth)} == {
+            p: mine[p] for p in (first, fourth)
+        }
+        bench.me.save({first: 5, fourth: 6})
+        with pytest.raises(Fenced):
+            bench.me.save({second: 5})
+        assert bench.offsets() == {first: 5, second: 0, third: 0, fourth: 6}
+
+    def test_a_claim_in_one_group_leaves_the_other_group_s_owner_alone(self, bench: Bench) -> None:
+        first, *_ = bench.partitions
+        bench.me.claim(first)
+        bench.of_group(f"other-{bench.group}").me.claim(first)
+        bench.me.save({first: 5})
+        assert bench.offsets() == {first: 5}
+
+    # The fence
+
+    def test_a_stale_epoch_is_refused_and_changes_nothing(self, bench: Bench) -> None:
+        """The zombie: a process that was frozen while another took its partition."""
+        first, *_ = bench.partitions
+        bench.me.claim(first)
+        bench.owner("rival").claim(first)
+        before = bench.rows()
+        with pytest.raises(Fenced) as refused:
+            bench.me.save({first: 50})
+        assert str(first) in str(refused.value)
+        assert bench.rows() == before
+
+    def test_an_epoch_that_was_never_given_out_is_refused(self, bench: Bench) -> None:
+        """A fence that compares with 'less than' would let a wrong epoch through."""
+        first, *_ = bench.partitions
+        mine = bench.me.claim(first)[first]
+        for epoch in (mine.epoch + 1, mine.epoch - 1, 0, -1):
+            with pytest.raises(Fenced):
+                bench.store.save(bench.group, {first: replace(mine, epoch=epoch, next_offset=50)})
+        assert bench.offsets() == {first: 0}
+
+    def test_nothing_is_saved_where_no_row_is(self, bench: Bench) -> None:
+        """A save must not make the row that a delete, or a lost database, took away."""
+        first, *_ = bench.partitions
+        for epoch in (0, 1):
+            with pytest.raises(Fenced):
+                bench.store.save(bench.group, {first: Position(5, epoch)})
+        assert bench.rows() == {}
+
+    def test_an_offset_that_would_go_backwards_is_refused(self, bench: Bench) -> None:
+        first, *_ = bench.partitions
+        bench.move({first: 10})
+        bench.me.claim(first)
+        with pytest.raises(Fenced):
+            bench.me.save({first: 9})
+        assert bench.offsets() == {first: 10}
+
+    def test_a_save_is_all_or_none(self, bench: Bench) -> None:
+        """Half a save cannot be told from none by who is to make it again."""
+        first, second, third, fourth = bench.partitions
+        bench.me.claim()
+        bench.owner("rival").claim(third)
+        before = bench.rows()
+        for order in ([first, third, fourth], [third, first], [second, fourth, third]):
+            with pytest.raises(Fenced):
+                bench.me.save(dict.fromkeys(order, 50))
+            assert bench.rows() == before
+
+    # Raising our own epoch again
+
+    def test_a_reclaim_raises_the_epoch_and_reads_the_position(self, bench: Bench) -> None:
+        """After a COMMIT whose answer was lost, the stored offset says whether it was done."""
+        first, second, *_ = bench.partitions
+        bench.move({first: 7, second: 9}, topic_id="known")
+        before = dict(bench.me.held)
+        claimed = bench.me.reclaim(second, first)
+        assert {p: position.next_offset for p, position in claimed.items()} == {first: 7, second: 9}
+        assert all(claimed[p].epoch > before[p].epoch for p in (first, second))
+        assert {(position.owner, position.topic_id) for position in claimed.values()} == {("me", "known")}
+        assert bench.store.load(bench.group, [first, second]) == claimed
+
+    def test_after_a_reclaim_the_old_epoch_saves_nothing_and_the_new_one_does(self, bench: Bench) -> None:
+        """What was under way under the old epoch may still arrive, late, from a connection that was cut."""
+        first, *_ = bench.partitions
+        old = bench.me.claim(first)[first]
+        bench.me.reclaim(first)
+        with pytest.raises(Fenced):
+            bench.store.save(bench.group, {first: replace(old, next_offset=50)})
+        bench.me.save({first: 3})
+        assert bench.offsets() == {first: 3}
+
+    def test_a_reclaim_of_what_another_has_claimed_is_refused_and_raises_nothing(self, bench: Bench) -> None:
+        """A zombie that wakes up and tries to be sure would take the partition back from its owner."""
+        first, second, third, _ = bench.partitions
+        bench.me.claim()
+        rival = bench.owner("rival")
+        rival.claim(second)
+        before = bench.rows()
+        for order in ([first, second, third], [second, first], [third, second], [second]):
+            with pytest.raises(Fenced):
+                bench.me.reclaim(*order)
+            assert bench.rows() == before
+        rival.save({second: 5})
+
+    def test_a_reclaim_of_what_has_no_row_is_refused_and_makes_none(self, bench: Bench) -> None:
+        first, second, *_ = bench.partitions
+        bench.me.claim(first)
+        before = bench.rows()
+        with pytest.raises(Fenced):
+            bench.me.fenced.reclaim(bench.group, {first: bench.me.held[first].epoch, second: 0}, "me")
+        assert bench.rows() == before
+
+    def test_nothing_to_reclaim_is_nothing_reclaimed(self, bench: Bench) -> None:
+        assert bench.me.fenced.reclaim(bench.group, {}, "me") == {}
+
+    # What people do meanwhile
+
+    def test_a_reset_is_a_new_epoch_so_that_whoever_runs_is_fenced(self, bench: Bench) -> None:
+        """Else the next save of who runs would undo it, silently."""
+        first, *_ = bench.partitions
+        mine = bench.me.claim(first)[first]
+        bench.store.reset(bench.group, {first: 3})
+        row = bench.rows()[first]
+        assert row.epoch > mine.epoch
+        assert row.owner is None
+        with pytest.raises(Fenced):
+            bench.me.save({first: 50})
+        with pytest.raises(Fenced):
+            bench.me.reclaim(first)
+        assert bench.rows()[first] == row
+        assert bench.me.claim(first)[first].epoch > row.epoch
+
+    def test_a_reset_of_what_is_not_there_is_a_row_that_a_claim_takes_up(self, bench: Bench) -> None:
+        first, *_ = bench.partitions
+        bench.store.reset(bench.group, {first: 30})
+        assert bench.me.claim(first, at=5)[first].next_offset == 30
+
+    def test_a_zombie_from_before_a_delete_is_fenced_from_what_was_made_after_it(self, bench: Bench) -> None:
+        """A deleted row must not let the epochs begin again where the zombie's was: no epoch is given out twice."""
+        first, *_ = bench.partitions
+        bench.me.claim(first)
+        bench.store.delete(bench.group)
+        bench.owner("rival").claim(first)
+        with pytest.raises(Fenced):
+            bench.me.save({first: 50})
+        bench.store.delete(bench.group, [first])
+        bench.store.reset(bench.group, {first: 0})
+        with pytest.raises(Fenced):
+            bench.me.save({first: 50})
+        assert bench.offsets() == {first: 0}
+
+    def test_after_a_delete_the_owner_is_fenced(self, bench: Bench) -> None:
+        first, *_ = bench.partitions
+        bench.me.claim(first)
+        bench.store.delete(bench.group)
+        with pytest.raises(Fenced):
+            bench.me.save({first: 50})
+        with pytest.raises(Fenced):
+            bench.me.reclaim(first)
+        assert bench.rows() == {}
+
+    # The row
+
+    @pytest.mark.parametrize("name", ODD_NAMES)
+    def test_a_topic_may_have_any_name(self, bench: Bench, name: str) -> None:
+        odd, first = Partition(name, 0), bench.partitions[0]
+        bench.move({odd: 7, first: 1})
+        assert bench.store.load(bench.group, [odd])[odd].next_offset == 7
+        bench.store.delete(bench.group, [odd])
+        assert bench.store.load(bench.group, [odd]) == {}
+        assert bench.offsets() == {first: 1}
+
+    @pytest.mark.parametrize(("one", "other"), NAMES_THAT_MEET)
+    def test_names_that_look_alike_are_two_rows(
+        self, bench: Bench, one: tuple[str, str], other: tuple[str, str]
+    ) -> None:
+        """Names that are joined to a key, or compared leniently, let one group fence another."""
+        for (group, topic), offset in ((one, 1), (other, 2)):
+            bench.of_group(f"{bench.group}{group}").move({Partition(topic, 0): offset})
+        for (group, topic), offset in ((one, 1), (other, 2)):
+            bench_of = bench.of_group(f"{bench.group}{group}")
+            assert bench_of.store.load(bench_of.group, [Partition(topic, 0)])[Partition(topic, 0)].next_offset == offset
+
+    def test_a_row_says_when_it_was_changed(self, bench: Bench) -> None:
+        """By a clock that knows its time zone; it may be the server's, so it may be a minute off."""
+        first, *_ = bench.partitions
+        steps: list[Callable[[], object]] = [
+            lambda: bench.me.claim(first),
+            lambda: bench.me.reclaim(first),
+            lambda: bench.move({first: 7}),
+            lambda: bench.store.reset(bench.group, {first: 3}),
+        ]
+        last = datetime.min.replace(tzinfo=UTC)
+        for step in steps:
+            step()
+            moment = bench.rows()[first].updated_at
+            assert moment is not None
+            assert abs(moment - datetime.now(UTC)) < timedelta(minutes=1)
+            assert moment >= last
+            last = moment
+
+    def methods(self, bench: Bench) -> Mapping[str, Callable[[OffsetStore], object]]:
+        first, *_ = bench.partitions
+        return {
+            **super().methods(bench),
+            "claim": lambda _: bench.me.claim(first),
+            "reclaim": lambda _: bench.me.reclaim(first),
+        }

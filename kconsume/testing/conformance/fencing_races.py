@@ -1,0 +1,159 @@
+"""The second level, when owners meet: claims at the same moment, and many partitions at once.
+
+Each owner is a thread with a store object of its own. What must hold is the outcome, never an order.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import pytest
+
+from kconsume.backends.abc import Position, Positions
+from kconsume.errors import Fenced
+from kconsume.records import Partition
+from kconsume.testing.conformance.bench import Bench, Owner, at_once
+
+RIVALS = 16
+
+
+class FencingRaces:
+    """Part of `FencedSuite`."""
+
+    round_trips_more: ClassVar[int] = 10
+    """How many round trips the claim of 1,000 partitions may take beyond those of one, where they are counted."""
+
+    time_of_1000: ClassVar[float] = 1 / 3
+    """Where they are not: the time of one claim of 1,000 partitions, of that of 1,000 claims of one. It may be 50 ms in
+    any case, because in so short a time nobody was asked 1,000 times."""
+
+    def test_of_16_claims_at_once_each_wins_an_epoch_and_the_start_is_pinned_once(self, bench: Bench) -> None:
+        """Two owners with one epoch are two owners; a start that is pinned twice moves under the first one's feet."""
+        claims = _claim_at_once(bench, [bench.owner(f"rival-{n}") for n in range(RIVALS)])
+        for partition in bench.partitions:
+            assert len({c[partition].epoch for c in claims}) == RIVALS
+            assert len({c[partition].next_offset for c in claims}) == 1
+            assert [c[partition].owner for c in claims] == [f"rival-{n}" for n in range(RIVALS)]
+
+    def test_of_16_claims_at_once_exactly_one_can_save_in_each_partition(self, bench: Bench) -> None:
+        """That of the highest epoch; all others were fenced by it, whether they know it or not."""
+        rivals = [bench.owner(f"rival-{n}") for n in range(RIVALS)]
+        bench.move(dict.fromkeys(bench.partitions, 100))
+        _claim_at_once(bench, rivals)
+        for partition in bench.partitions:
+            highest = max(rivals, key=lambda rival: rival.held[partition].epoch)
+            assert [rival.name for rival in rivals if _saves(rival, partition)] == [highest.name]
+
+    def test_a_claim_of_several_partitions_is_one_step(self, bench: Bench) -> None:
+        """Two claims that meet go one after the other in all partitions, or each would hold half and fence the rest."""
+        first, second, *_ = bench.partitions
+        rivals, times = [bench.owner(f"rival-{n}") for n in range(8)], 20
+
+        def claim(number: int, gate: threading.Barrier) -> list[tuple[int, int]]:
+            wanted = [first, second] if number % 2 else [second, first]
+            gate.wait()
+            claims = [rivals[number].claim(*wanted) for _ in range(times)]
+            return [(claimed[first].epoch, claimed[second].epoch) for claimed in claims]
+
+        epochs = sorted(pair for pairs in at_once(8, claim) for pair in pairs)
+        assert len({one for one, _ in epochs}) == len({other for _, other in epochs}) == 8 * times
+        assert [other for _, other in epochs] == sorted(other for _, other in epochs)
+        rows = bench.rows()
+        assert rows[first].owner == rows[second].owner
+
+    def test_two_owners_that_fence_each_other_in_turn_end_with_one(self, bench: Bench) -> None:
+        """Each claim takes effect at once, and the one before it is over at once."""
+        first, *_ = bench.partitions
+        one, other = bench.owner("one"), bench.owner("other")
+        other.claim(first)
+        for turn in range(10):
+            one.claim(first)
+            with pytest.raises(Fenced):
+                other.save({first: 1000 + turn})
+            one.save({first: turn})
+            one, other = other, one
+        assert bench.rows()[first].owner == other.name
+        assert bench.offsets() == {first: 9}
+
+    def test_a_reclaim_and_a_claim_at_once_leave_one_owner(self, bench: Bench) -> None:
+        """Before the claim, the reclaim is fenced by it; after it, refused: the rival has the partition either way."""
+        first, *_ = bench.partitions
+        one, rival = bench.owner("one"), bench.owner("rival")
+        for turn in range(20):
+            one.claim(first)
+
+            def act(number: int, gate: threading.Barrier) -> None:
+                gate.wait()
+                if number:
+                    rival.claim(first)
+                else:
+                    _reclaims(one, first)
+
+            at_once(2, act)
+            assert one.held[first].epoch != rival.held[first].epoch
+            assert [_saves(one, first, turn), _saves(rival, first, turn)] == [False, True]
+
+    def test_1000_partitions_are_claimed_in_one_go(self, bench: Bench) -> None:
+        """One round trip for each would keep a large group from starting for minutes."""
+        many = [Partition(f"{bench.subject.topic}-many", number) for number in range(1000)]
+        if bench.subject.round_trips is not None:
+            self._are_asked_for_together(bench, bench.subject.round_trips, many)
+        else:
+            self._take_less_than_one_by_one(bench, many)
+        rows = bench.store.load(bench.group, many)
+        assert rows == {p: bench.me.held[p] for p in many}
+        bench.store.delete(bench.group)
+
+    def _are_asked_for_together(self, bench: Bench, asked: Callable[[], int], many: Sequence[Partition]) -> None:
+        def round_trips(partitions: Sequence[Partition]) -> int:
+            before = asked()
+            bench.me.claim(*partitions)
+            return asked() - before
+
+        bench.me.claim(bench.partitions[0])  # the first use of a store has questions of its own
+        one = round_trips(many[:1])
+        assert one > 0, "round_trips= of the Subject does not count"
+        for times in ("rows that are to be made", "rows that are there"):
+            assert round_trips(many) <= one + self.round_trips_more, times
+
+    def _take_less_than_one_by_one(self, bench: Bench, many: Sequence[Partition]) -> None:
+        bench.me.claim(*many)
+        one_by_one = sum(_time_of_claim(bench, [p]) for p in many[::10]) * 10
+        together = min(_time_of_claim(bench, many) for _ in range(3))
+        assert together < max(one_by_one * self.time_of_1000, 0.05)
+
+
+def _claim_at_once(bench: Bench, rivals: Sequence[Owner]) -> list[dict[Partition, Position]]:
+    def claim(number: int, gate: threading.Barrier) -> dict[Partition, Position]:
+        def start(missing: Sequence[Partition]) -> Positions:
+            return {p: Position(number) for p in missing}
+
+        gate.wait()
+        return rivals[number].claim_from(start, *bench.partitions)
+
+    return at_once(len(rivals), claim)
+
+
+def _saves(owner: Owner, partition: Partition, further: int = 0) -> bool:
+    try:
+        owner.save({partition: 1000 + further})
+    except Fenced:
+        return False
+    return True
+
+
+def _reclaims(owner: Owner, partition: Partition) -> bool:
+    try:
+        owner.reclaim(partition)
+    except Fenced:
+        return False
+    return True
+
+
+def _time_of_claim(bench: Bench, partitions: Sequence[Partition]) -> float:
+    began = time.perf_counter()
+    bench.me.claim(*partitions)
+    return time.perf_counter() - began

@@ -1,0 +1,319 @@
+"""The first level: a store that keeps offsets.
+
+Each test answers a failure that its docstring names. Nothing is assumed of owners or transactions; where a store knows
+owners, the tests act as one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Literal
+
+import pytest
+
+from kconsume.backends.abc import OffsetStore, Position
+from kconsume.cluster import Cluster, Committed
+from kconsume.errors import KconsumeError, StoreUnavailable, TopicRecreated
+from kconsume.records import Partition
+from kconsume.runtime.claims import Claims
+from kconsume.testing.conformance.bench import Bench, at_once, once_it_is_back
+from kconsume.testing.conformance.subject import Subject
+
+ODD_NAMES = [
+    "it's",
+    'say "hi"',
+    "a;drop table kconsume_offsets;--",
+    "ü/☕ b",
+    "%",
+    "back\\slash",
+    "a\nb",
+    "a:b:c",
+    "x ",
+    "{tag}",
+    "*",
+    "?[a-z]",
+    "$1 %s {0}",
+    "../up",
+]
+
+
+class OffsetsSuite:
+    """Subclass it as `Test…`, with a fixture `subject` that gives a `Subject`."""
+
+    @pytest.fixture
+    def subject(self) -> Subject:
+        raise NotImplementedError("a subclass of a conformance suite needs a fixture `subject` that gives a Subject")
+
+    @pytest.fixture
+    def bench(self, subject: Subject) -> Iterator[Bench]:
+        with Bench(subject) as bench:
+            yield bench
+
+    def test_a_partition_without_a_row_is_left_out(self, bench: Bench) -> None:
+        """A made-up position would be taken for a stored one, and `start=` would never be asked."""
+        assert bench.rows() == {}
+        bench.move({bench.partitions[1]: 7})
+        assert bench.offsets() == {bench.partitions[1]: 7}
+
+    def test_what_was_saved_is_loaded(self, bench: Bench) -> None:
+        wanted = {p: 10 * p.number for p in bench.partitions}
+        bench.move(wanted)
+        assert bench.offsets() == wanted
+
+    def test_what_was_saved_is_loaded_by_another_object_on_the_same_place(self, bench: Bench) -> None:
+        """Offsets that live in the object are gone with the process."""
+        first, *_ = bench.partitions
+        bench.move({first: 7})
+        assert bench.open().load(bench.group, [first]) == bench.rows()
+
+    def test_the_first_use_of_the_place_may_be_by_several_at_once(self, bench: Bench) -> None:
+        """The processes of a service start together, on a database in which nothing has been made yet."""
+        stores = [bench.open() for _ in range(8)]
+
+        def use(each: int, gate: threading.Barrier) -> Mapping[Partition, Position]:
+            gate.wait()
+            return stores[each].load(bench.group, bench.partitions)
+
+        assert at_once(8, use) == [{}] * 8
+
+    def test_only_what_is_asked_for_is_loaded(self, bench: Bench) -> None:
+        """It may be asked with an iterator, which can be gone through once."""
+        first, second, *_ = bench.partitions
+        bench.move({first: 1, second: 2})
+        assert bench.store.load(bench.group, iter([second])).keys() == {second}
+
+    def test_nothing_asked_for_is_nothing_loaded_and_nothing_saved(self, bench: Bench) -> None:
+        """An empty list in a statement is a syntax error in many languages."""
+        assert bench.store.load(bench.group, []) == {}
+        bench.store.save(bench.group, {})
+        assert bench.rows() == {}
+
+    @pytest.mark.parametrize("offset", [2**31, 2**53 + 1, 2**62])
+    def test_an_offset_has_64_bits(self, bench: Bench, offset: int) -> None:
+        """A column of 32 bits, or a float, loses its place in a busy partition after some months."""
+        first, *_ = bench.partitions
+        bench.move({first: offset})
+        assert bench.offsets() == {first: offset}
+
+    def test_an_offset_never_goes_backwards(self, bench: Bench) -> None:
+        """A late save, of a commit that was tried again, would have records handled twice."""
+        first, *_ = bench.partitions
+        bench.move({first: 10})
+        with contextlib.suppress(KconsumeError):
+            bench.move({first: 9})
+        assert bench.offsets() == {first: 10}
+
+    def test_the_same_offset_may_be_saved_again(self, bench: Bench) -> None:
+        """A save whose answer was lost is made again."""
+        first, *_ = bench.partitions
+        bench.move({first: 10})
+        bench.move({first: 10})
+        assert bench.offsets() == {first: 10}
+
+    def test_a_save_that_is_not_kept_is_an_error(self, bench: Bench) -> None:
+        """A partition that is not there, or not ours: whatever the store's reason, it says so."""
+        unknown = Partition(bench.subject.topic, 99)
+        with pytest.raises(KconsumeError):
+            bench.store.save(bench.group, {bench.partitions[0]: Position(5), unknown: Position(5)})
+
+    def test_a_reset_goes_anywhere(self, bench: Bench) -> None:
+        """Back, for records that a person wants again; forward, past those that nobody wants; and where no row is."""
+        first, second, *_ = bench.partitions
+        bench.move({first: 10})
+        bench.store.reset(bench.group, {first: 3, second: 2**40})
+        assert bench.offsets() == {first: 3, second: 2**40}
+
+    def test_after_a_reset_it_goes_on_from_there(self, bench: Bench) -> None:
+        """The highest offset ever must not stay a bound."""
+        first, *_ = bench.partitions
+        bench.move({first: 10})
+        bench.store.reset(bench.group, {first: 3})
+        assert bench.me.claim(first)[first].next_offset == 3
+        bench.move({first: 4})
+        assert bench.offsets() == {first: 4}
+
+    def test_a_deleted_group_is_forgotten_and_no_other_is(self, bench: Bench) -> None:
+        first, *_ = bench.partitions
+        other = bench.of_group(f"other-{uuid.uuid4().hex}")
+        bench.move({first: 1})
+        other.move({first: 2})
+        bench.store.delete(bench.group)
+        assert bench.rows() == {}
+        assert other.offsets() == {first: 2}
+        other.store.delete(other.group)
+
+    def test_to_delete_what_is_not_there_is_no_error(self, bench: Bench) -> None:
+        """A script that cleans up may run twice."""
+        bench.store.delete(bench.group)
+        bench.store.delete(bench.group)
+
+    def test_chosen_partitions_are_forgotten_or_the_store_says_that_it_cannot(self, bench: Bench) -> None:
+        first, second, *_ = bench.partitions
+        bench.move({first: 1, second: 2})
+        try:
+            bench.store.delete(bench.group, [first])
+        except KconsumeError:
+            assert bench.offsets() == {first: 1, second: 2}
+        else:
+            assert bench.offsets() == {second: 2}
+
+    def test_the_groups_that_have_rows_are_listed_sorted(self, bench: Bench) -> None:
+        first, *_ = bench.partitions
+        other = bench.of_group(f"a-{bench.group}")
+        assert bench.group not in bench.store.groups()
+        bench.move({first: 1})
+        other.move({first: 1})
+        listed = bench.store.groups()
+        assert [g for g in listed if g in (bench.group, other.group)] == [other.group, bench.group]
+        assert listed == sorted(listed)
+        other.store.delete(other.group)
+        assert other.group not in bench.store.groups()
+
+    def test_groups_do_not_see_each_other_s_offsets(self, bench: Bench) -> None:
+        """Two services on one database, each with the same topic."""
+        first, *_ = bench.partitions
+        bench.move({first: 7})
+        assert bench.of_group(f"other-{uuid.uuid4().hex}").rows() == {}
+
+    @pytest.mark.parametrize("name", ODD_NAMES)
+    def test_a_group_may_have_any_name(self, bench: Bench, name: str) -> None:
+        """A name that is pasted into a statement or a key is one that can break it, or that means others too."""
+        first, *_ = bench.partitions
+        odd = bench.of_group(f"{name}{bench.group}")
+        bench.move({first: 3})
+        odd.move({first: 7})
+        assert odd.offsets() == {first: 7}
+        assert odd.group in odd.store.groups()
+        odd.store.delete(odd.group)
+        assert odd.rows() == {}
+        assert bench.offsets() == {first: 3}
+
+    def test_a_topic_s_id_is_kept_with_the_offset(self, bench: Bench) -> None:
+        first, *_ = bench.partitions
+        bench.move({first: 7}, topic_id="Qm9v-aGFo_w")
+        assert bench.rows()[first].topic_id == "Qm9v-aGFo_w"
+
+    def test_an_unknown_topic_id_never_overwrites_a_known_one(self, bench: Bench) -> None:
+        """Not every broker tells the id; those that do must find the one they know."""
+        first, *_ = bench.partitions
+        bench.move({first: 7}, topic_id="known")
+        bench.move({first: 8}, topic_id=None)
+        assert bench.rows()[first].topic_id == "known"
+
+    def test_a_known_topic_id_overwrites_an_unknown_one(self, bench: Bench) -> None:
+        first, *_ = bench.partitions
+        bench.move({first: 7})
+        bench.move({first: 8}, topic_id="known")
+        assert bench.rows()[first].topic_id == "known"
+
+    def test_a_topic_that_was_made_again_is_an_error_and_not_a_jump(self, bench: Bench) -> None:
+        """The offset means nothing in the new log: who goes on would skip records, or handle others twice."""
+        first, *_ = bench.partitions
+        began = _claims(bench, "one").claim([first])
+        bench.me.held.update(began)
+        bench.me.save({first: 7}, topic_id=began[first].topic_id)
+        assert _claims(bench, "one").claim([first])[first].next_offset == 7
+        with pytest.raises(TopicRecreated, match=r"offset 7 of topic id one.*now has id two"):
+            _claims(bench, "two").claim([first])
+        assert bench.offsets() == {first: 7}
+
+    def test_the_leader_epoch_is_kept_with_the_offset(self, bench: Bench) -> None:
+        """By it, the client finds that a log was truncated below the offset, by a leader that lost its tail."""
+        first, *_ = bench.partitions
+        bench.me.claim(first)
+        bench.me.save({first: 7}, leader_epoch=4)
+        assert bench.rows()[first].leader_epoch == 4
+        assert bench.me.claim(first)[first].leader_epoch == 4
+
+    def test_the_leader_epoch_of_another_offset_does_not_survive_a_reset(self, bench: Bench) -> None:
+        """With the old record's epoch the client would take the new place for a truncated log."""
+        first, *_ = bench.partitions
+        bench.me.claim(first)
+        bench.me.save({first: 7}, leader_epoch=4)
+        bench.store.reset(bench.group, {first: 2})
+        assert bench.rows()[first].leader_epoch is None
+
+    def test_it_can_be_used_again_after_it_was_closed(self, bench: Bench) -> None:
+        """An app closes its stores at the end of a run, and may run again."""
+        first, *_ = bench.partitions
+        bench.move({first: 7})
+        bench.store.close()
+        assert bench.offsets() == {first: 7}
+        bench.move({first: 8})
+        assert bench.offsets() == {first: 8}
+
+    def test_it_may_be_closed_without_having_been_used_and_twice(self, bench: Bench) -> None:
+        """An app that fails while it starts closes what it has."""
+        store = bench.open()
+        store.close()
+        store.close()
+
+    def test_it_says_what_it_promises(self, bench: Bench) -> None:
+        """The start banner prints both."""
+        assert "once" in bench.store.guarantee
+        assert bench.store.address.partition("://")[1] == "://"
+
+    def test_a_place_that_is_away_is_said_so_and_found_again(self, bench: Bench) -> None:
+        """`StoreUnavailable` is tried again; any other error ends the consumer, which an outage must not do."""
+        first, *_ = bench.partitions
+        bench.move({first: 7})
+        with away(bench):
+            for name, method in self.methods(bench).items():
+                _says_it_is_away(name, method, bench.store)
+        assert once_it_is_back(bench.offsets) == {first: 7}
+
+    def methods(self, bench: Bench) -> Mapping[str, Callable[[OffsetStore], object]]:
+        """All that asks the place."""
+        first, *_ = bench.partitions
+        return {
+            "load": lambda store: store.load(bench.group, [first]),
+            "save": lambda store: store.save(bench.group, {first: bench.me.held[first]}),
+            "reset": lambda store: store.reset(bench.group, {first: 1}),
+            "delete": lambda store: store.delete(bench.group),
+            "groups": lambda store: store.groups(),
+        }
+
+
+def away(bench: Bench) -> AbstractContextManager[object]:
+    """The place is away while this is open; a test that cannot have that is skipped."""
+    if bench.subject.away is None:
+        pytest.skip("the Subject has no away=")
+    return bench.subject.away()
+
+
+def _says_it_is_away(name: str, method: Callable[[OffsetStore], object], store: OffsetStore) -> None:
+    try:
+        method(store)
+    except StoreUnavailable:
+        return
+    except Exception as error:  # noqa: BLE001  (any other is what the test looks for)
+        pytest.fail(f"{name} raised {error!r} and not StoreUnavailable")
+    pytest.fail(f"{name} succeeded on a place that is away")
+
+
+class _Logs(Cluster):
+    """A cluster of which every topic has one id, and whose logs begin at 0."""
+
+    def __init__(self, topic_id: str) -> None:
+        super().__init__("nowhere:9092", {})
+        self._id = topic_id
+
+    def topics(self, wanted: Sequence[str]) -> dict[str, int]:
+        return dict.fromkeys(wanted, 1)
+
+    def topic_ids(self, topics: Iterable[str]) -> dict[str, str | None]:
+        return dict.fromkeys(topics, self._id)
+
+    def committed(self, group: str, partitions: Iterable[Partition]) -> dict[Partition, Committed]:  # noqa: ARG002
+        return {}
+
+    def edges(self, partitions: Iterable[Partition], edge: Literal["earliest", "latest"]) -> dict[Partition, int]:  # noqa: ARG002
+        return dict.fromkeys(partitions, 0)
+
+
+def _claims(bench: Bench, topic_id: str) -> Claims:
+    return Claims(bench.store, _Logs(topic_id), bench.group, "me", lambda _: "earliest")

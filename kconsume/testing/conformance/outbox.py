@@ -1,0 +1,332 @@
+"""Beside the third level: a store that keeps what handlers send until it is confirmed.
+
+What must hold is seen by the relay's own questions: a row is there when its transaction has committed, for the owner of
+its partition and for nobody else, until it was said to be delivered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import pytest
+
+from kconsume.backends.abc import OutboxStore, OutboxTx
+from kconsume.backends.outbox_table import Posted
+from kconsume.errors import StoreUnavailable
+from kconsume.output import Outgoing
+from kconsume.records import Partition
+from kconsume.testing.conformance.bench import NOT_OURS, Bench, Handling, Owner, once_it_is_back
+from kconsume.testing.conformance.transactional import TransactionalSuite
+
+_ALL = 1000
+
+
+class OutboxSuite(TransactionalSuite):
+    """Subclass it as `Test…`, with a fixture `subject` that gives a `Subject` with `write`, `effects` and `own`."""
+
+    # With the transaction
+
+    def test_a_row_is_there_when_its_transaction_has_committed_and_not_before(self, bench: Bench) -> None:
+        first, *_ = bench.partitions
+        bench.me.claim(first)
+        with bench.me.transaction(first) as handling:
+            handling.write(0)
+            post(handling, "a", "b")
+            handling.advance(0, 1)
+            assert values(read(bench.owner("reader"), first, bench.me.held[first].epoch)) == [], "too soon"
+        assert values(read(bench.me, first)) == ["a", "b"]
+        assert (bench.effects(), bench.offsets()) == ([0], {first: 1})
+
+    def test_rows_are_undone_with_their_transaction(self, bench: Bench) -> None:
+        """Sent all the same, they would tell of something that never happened."""
+        first, *_ = bench.partitions
+        bench.me.claim(first)
+        for advances in (False, True):
+            with pytest.raises(LookupError):
+                bench.me.run(first, _posting_and_raising(advances))
+        assert values(read(bench.me, first)) == []
+        leave(bench.me, first, "good")
+        assert values(read(bench.me, first)) == ["good"]
+
+    def test_a_transaction_that_was_fenced_leaves_no_rows(self, bench: Bench) -> None:
+        first, *_ = bench.partitions
+        rival = bench.owner("rival")
+        bench.me.claim(first)
+        rival.claim(first)
+        with pytest.raises(NOT_OURS):
+            leave(bench.me, first, "of a zombie")
+        assert values(read(rival, first)) == []
+
+    # What a row is
+
+    def test_a_row_has_all_of_its_record(self, bench: Bench) -> None:
+        """A tombstone is no empty value, and a header may be there twice, and be any bytes."""
+        first, *_ = bench.partitions
+        sent = [
+            Outgoing(b"\x00\xff", b"\xff\x00", (("a", b"\x00\xff"), ("a", b""), ("ü ☕", b"2")), "orders.out"),
+            Outgoing(None, b"gone", (), "orders.out"),
+            Outgoing(b"", None, (), "elsewhere", datetime(2024, 2, 29, 12, 30, 15, 123000, tzinfo=UTC)),
+        ]
+        bench.me.claim(first)
+        with bench.me.transaction(first) as handling:
+            _tx(handling).post(sent)
+            handling.advance(0, 1)
+        assert [row.outgoing for row in read(bench.me, first)] == sent
+
+    def test_rows_are_read_in_the_order_in_which_they_were_written_and_no_more_than_asked_for(
+        self, bench: Bench
+    ) -> None:
+        first, *_ = bench.partitions
+        bench.me.claim(first)
+        for turn in range(4):
+            leave(bench.me, first, *(f"{turn}.{n:02}" for n in range(25)))
+        rows = read(bench.me, first)
+        assert values(rows) == [f"{turn}.{n:02}" for turn in range(4) for n in range(25)]
+        numbers = [row.number for row in rows]
+        assert numbers == sorted(set(numbers))
+        assert read(bench.me, first, most=30) == rows[:30]
+
+    def test_rows_are_those_of_their_partition_and_group(self, bench: Bench) -> None:
+        first, second, third, *_ = bench.partitions
+        other = bench.of_group(f"{bench.group}-other")
+        for owner in (bench.me, other.me):
+            owner.claim(first, second, third)
+            for partition in (first, second):
+                leave(owner, partition, f"{owner.bench.group} {partition.number}")
+        found = _store(bench.me).posted(bench.group, {p: bench.me.held[p].epoch for p in (first, second, third)}, _ALL)
+        assert {p: values(rows) for p, rows in found.items() if rows} == {
+            first: [f"{bench.group} 0"],
+            second: [f"{bench.group} 1"],
+        }
+        assert values(read(other.me, first)) == [f"{other.group} 0"]
+
+    def test_nothing_asked_for_is_nothing_read_and_nothing_deleted(self, bench: Bench) -> None:
+        first, *_ = bench.partitions
+        bench.me.claim(first)
+        leave(bench.me, first, "a")
+        assert _store(bench.me).posted(bench.group, {}, _ALL) == {}
+        _store(bench.me).delivered(bench.group, {})
+        _store(bench.me).delivered(bench.group, {first: []})
+        assert values(read(bench.me, first)) == ["a"]
+
+    # Whose it is
+
+    def test_under_a_stale_epoch_nothing_is_read_and_the_next_owner_reads_it(self, bench: Bench) -> None:
+        """Else a zombie would go on sending, between what the owner sends."""
+        first, second, *_ = bench.partitions
+        rival = bench.owner("rival")
+        bench.me.claim(first, second)
+        leave(bench.me, first, "a")
+        leave(bench.me, second, "b")
+        rival.claim(first)
+        found = _store(bench.me).posted(bench.group, {p: bench.me.held[p].epoch for p in (first, second)}, _ALL)
+        assert {p: values(rows) for p, rows in found.items() if rows} == {second: ["b"]}
+        assert values(read(rival, first)) == ["a"]
+        assert values(read(rival, first, rival.held[first].epoch + 1)) == [], "nor under one that nobody has"
+
+    def test_after_a_reclaim_the_rows_are_read_under_the_new_epoch(self, bench: Bench) -> None:
+        first, *_ = bench.partitions
+        old = bench.me.claim(first)[first].epoch
+        leave(bench.me, first, "a")
+        bench.me.reclaim(first)
+        assert (values(read(bench.me, first, old)), values(read(bench.me, first))) == ([], ["a"])
+
+    # What is delivered
+
+    def test_what_was_delivered_is_gone_and_nothing_else(self, bench: Bench) -> None:
+        first, second, *_ = bench.partitions
+        bench.me.claim(first, second)
+        leave(bench.me, first, "a", "b", "c", "d")
+        leave(bench.me, second, "other")
+        numbers = [row.number for row in read(bench.me, first)]
+        for _ in range(2):  # the second time they are gone already, which is no error
+            _store(bench.me).delivered(bench.group, {first: [numbers[0], numbers[2]]})
+            assert values(read(bench.me, first)) == ["b", "d"]
+        assert values(read(bench.me, second)) == ["other"]
+
+    def test_what_was_delivered_of_several_partitions_is_gone_at_once(self, bench: Bench) -> None:
+        first, second, *_ = bench.partitions
+        bench.me.claim(first, second)
+        for partition in (first, second):
+            leave(bench.me, partition, "a", "b")
+        gone = {p: [read(bench.me, p)[0].number] for p in (first, second)}
+        _store(bench.me).delivered(bench.group, gone)
+        assert [values(read(bench.me, p)) for p in (first, second)] == [["b"], ["b"]]
+
+    def test_what_a_zombie_has_delivered_is_gone_as_well(self, bench: Bench) -> None:
+        """The broker has confirmed it, whoever owns the partition now."""
+        first, *_ = bench.partitions
+        rival = bench.owner("rival")
+        bench.me.claim(first)
+        leave(bench.me, first, "a", "b")
+        rows = read(bench.me, first)
+        rival.claim(first)
+        _store(bench.me).delivered(bench.group, {first: [rows[0].number]})
+        assert values(read(rival, first)) == ["b"]
+
+    def test_a_number_is_never_given_out_again(self, bench: Bench) -> None:
+        """A zombie that wakes after days deletes by number what it had sent: it must hit nothing that came later."""
+        first, *_ = bench.partitions
+        bench.me.claim(first)
+        leave(bench.me, first, "a", "b")
+        rows = read(bench.me, first)
+        _store(bench.me).delivered(bench.group, {first: [row.number for row in rows]})
+        bench.store.close()
+        leave(bench.me, first, "c", "d")
+        _store(bench.me).delivered(bench.group, {first: [row.number for row in rows]})
+        assert values(read(bench.me, first)) == ["c", "d"]
+
+    # What is nobody's
+
+    def test_a_row_of_a_person_s_own_transaction_is_there_if_it_commits(self, bench: Bench) -> None:
+        person(bench, "committed")
+        with pytest.raises(LookupError):
+            person(bench, "undone", error=LookupError())
+        person(bench, "later")
+        assert values(_store(bench.me).strays("me", _ALL)) == ["committed", "later"]
+        assert values(_store(bench.me).strays("me", 1)) == ["committed"]
+
+    def test_what_is_nobody_s_has_one_sender_at_a_time(self, bench: Bench) -> None:
+        rival = _store(bench.owner("rival"))
+        assert _store(bench.me).strays("me", _ALL) == []
+        person(bench, "a")
+        for _ in range(2):
+            assert values(_store(bench.me).strays("me", _ALL)) == ["a"]
+            assert rival.strays("rival", _ALL) == [], "while another sends it"
+
+    def test_what_is_nobody_s_is_gone_when_it_was_delivered(self, bench: Bench) -> None:
+        person(bench, "a")
+        person(bench, "b")
+        store = _store(bench.me)
+        number = store.strays("me", _ALL)[0].number
+        store.delivered("", {Partition("", 0): [number]})
+        assert values(store.strays("me", _ALL)) == ["b"]
+
+    def test_what_is_nobody_s_and_what_is_a_partition_s_are_apart(self, bench: Bench) -> None:
+        first, *_ = bench.partitions
+        bench.me.claim(first)
+        leave(bench.me, first, "a handler's")
+        person(bench, "a person's")
+        assert values(_store(bench.me).strays("me", _ALL)) == ["a person's"]
+        assert values(read(bench.me, first)) == ["a handler's"]
+
+    # What was taken in
+
+    def test_an_origin_is_taken_in_once_by_each_group(self, bench: Bench) -> None:
+        first, second, *_ = bench.partitions
+        bench.me.claim(first, second)
+        assert take_in(bench.me, first, "a#0", "b#0", "a#0") == {"a#0", "b#0"}
+        _store(bench.me).forget_origins()  # which are those of long ago
+        assert take_in(bench.me, first, "a#0", "it's \\ new") == {"it's \\ new"}
+        assert take_in(bench.me, second, "b#0", "c#0") == {"c#0"}, "whatever the partition"
+        other = bench.of_group(f"{bench.group}-other")
+        other.me.claim(first)
+        assert take_in(other.me, first, "a#0") == {"a#0"}
+
+    def test_what_was_taken_in_is_undone_with_its_transaction(self, bench: Bench) -> None:
+        """Else a record that failed would be taken for one that was handled."""
+        first, *_ = bench.partitions
+        bench.me.claim(first)
+
+        def take_and_raise(handling: Handling) -> None:
+            assert _tx(handling).take_in(["a#0"]) == {"a#0"}
+            raise LookupError
+
+        with pytest.raises(LookupError):
+            bench.me.run(first, take_and_raise)
+        assert take_in(bench.me, first, "a#0") == {"a#0"}
+
+    # A place that is away
+
+    def test_an_outbox_that_is_away_says_so_and_has_its_rows_when_it_is_back(self, bench: Bench) -> None:
+        """The relay tries again what is unavailable; anything else it would take for a fault of its own."""
+        away = bench.subject.away
+        if away is None:
+            pytest.skip("the Subject has no away=")
+        first, *_ = bench.partitions
+        bench.me.claim(first)
+        leave(bench.me, first, "a")
+        store, row = _store(bench.me), read(bench.me, first)[0]
+        with away():
+            for ask in (
+                lambda: read(bench.me, first),
+                lambda: store.delivered(bench.group, {first: [row.number]}),
+                lambda: store.strays("me", _ALL),
+                store.forget_origins,
+            ):
+                with pytest.raises(StoreUnavailable):
+                    ask()
+        assert values(once_it_is_back(lambda: read(bench.me, first))) == ["a"]
+
+
+def _store(owner: Owner) -> OutboxStore:
+    names = ["posted", "delivered", "strays", "posting", "forget_origins"]
+    missing = [name for name in names if not hasattr(owner.store, name)]
+    assert not missing, f"{type(owner.store).__name__} is no OutboxStore: it has no {', '.join(missing)}"
+    return cast(OutboxStore, owner.store)
+
+
+def _tx(handling: Handling) -> OutboxTx:
+    missing = [name for name in ("post", "take_in") if not hasattr(handling.tx, name)]
+    assert not missing, f"{type(handling.tx).__name__} is no OutboxTx: it has no {', '.join(missing)}"
+    return cast(OutboxTx, handling.tx)
+
+
+def outgoing(value: str) -> Outgoing:
+    return Outgoing(value.encode(), None, (), "orders.out")
+
+
+def post(handling: Handling, *values: str) -> None:
+    _tx(handling).post([outgoing(value) for value in values])
+
+
+def leave(owner: Owner, partition: Partition, *values: str) -> None:
+    """Rows in a transaction that moves the offset by one."""
+    at = owner.store.load(owner.bench.group, [partition])[partition].next_offset
+
+    def handle(handling: Handling) -> None:
+        post(handling, *values)
+        handling.advance(at, at + 1)
+
+    owner.run(partition, handle)
+
+
+def take_in(owner: Owner, partition: Partition, *origins: str) -> set[str]:
+    """Those that were new, in a transaction that moves the offset by one."""
+    at, new = owner.store.load(owner.bench.group, [partition])[partition].next_offset, set[str]()
+    with owner.transaction(partition) as handling:
+        new.update(_tx(handling).take_in(list(origins)))
+        handling.advance(at, at + 1)
+    return new
+
+
+def read(owner: Owner, partition: Partition, epoch: int | None = None, most: int = _ALL) -> list[Posted]:
+    asked = owner.held[partition].epoch if epoch is None else epoch
+    return _store(owner).posted(owner.bench.group, {partition: asked}, most).get(partition, [])
+
+
+def person(bench: Bench, value: str, error: Exception | None = None) -> None:
+    """A row in a transaction of a person's own, that ends with this error if there is one."""
+    if bench.subject.own is None:
+        pytest.fail("the Subject of a store with an outbox needs own=, a transaction of a person's own")
+    statement = _store(bench.me).posting(outgoing(value))
+    with bench.subject.own() as execute:
+        execute(*statement)
+        if error is not None:
+            raise error
+
+
+def values(rows: Sequence[Posted]) -> list[str]:
+    return [cast(bytes, row.outgoing.value).decode() for row in rows]
+
+
+def _posting_and_raising(advances: bool) -> Callable[[Handling], Any]:
+    def handle(handling: Handling) -> None:
+        post(handling, "undone")
+        if advances:
+            handling.advance(0, 1)
+        raise LookupError
+
+    return handle

@@ -1,0 +1,326 @@
+"""The third level: a store that shares a transaction with handlers, so that effects and offset commit together.
+
+Nothing is assumed of when a write takes effect (it may be queued until the end) nor of where a stale owner is refused
+(at the advance or at the end): what must hold is what is there afterwards, seen from outside. What happens when another
+claims the partition of an open transaction is in `zombies.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from kconsume.backends.abc import OffsetStore, Position, SeverableTx
+from kconsume.backends.registry import severs
+from kconsume.errors import Fenced, StoreError
+from kconsume.records import Partition
+from kconsume.testing.conformance.bench import LONG, Bench, Handling, at_once, number, once_it_is_back
+from kconsume.testing.conformance.fenced import FencedSuite
+from kconsume.testing.conformance.offsets import ODD_NAMES, away
+from kconsume.testing.conformance.zombies import Zombies
+
+
+class TransactionalSuite(Zombies, FencedSuite):
+    """Subclass it as `Test…`, with a fixture `subject` that gives a `Subject` with `write` and `effects`."""
+
+    # Both or neither
+
+    def test_what_the_handler_writes_and_the_offset_commit_together(self, bench: Bench) -> None:
+        first, *_ = bench.partitions
+        bench.me.claim(first)
+        with bench.me.transaction(first) as handling:
+            handling.write(0)
+            handling.advance(0, 5)
+            assert bench.effects() == [], "seen before it was committed"
+            assert bench.open().load(bench.group, [first])[first].next_offset == 0, "passed before it was committed"
+        assert (bench.effects(), bench.offsets()) == ([0], {first: 5})
+
+    def test_many_records_share_a_transaction(self, bench: Bench) -> None:
+        first, second, *_ = bench.partitions
+        bench.me.claim(first, second)
+        for _ in range(3):
+            bench.me.handle(first, records=20)
+            bench.me.handle(second)
+        assert bench.offsets() == {first: 60, second: 3}
+        assert bench.settled(first)
+        assert bench.settled(second)
+
+    def test_an_error_of_the_handler_undoes_both_and_is_its_own(self, bench: Bench) -> None:
+        """Before and after the advance: half of a record's effects is worse than none."""
+        first, *_ = bench.partitions
+        bench.me.claim(first)
+        for advances in (False, True):
+            with pytest.raises(LookupError, match="of the handler"):
+                bench.me.run(first, _raising(LookupError("of the handler"), advances))
+        assert (bench.effects(), bench.offsets()) == ([], {first: 0})
+
+    def test_an_interrupt_undoes_both(self, bench: Bench) -> None:
+        """What is no `Exception` (the end of a thread, Ctrl-C, a cancelled task) leaves the transaction too."""
+        first, *_ = bench.partitions
+        bench.me.claim(first)
+        with pytest.raises(KeyboardInterrupt):
+            bench.me.run(first, _raising(KeyboardInterrupt()))
+        assert (bench.effects(), bench.offsets()) == ([], {first: 0})
+
+    def test_after_an_error_the_next_transaction_is_clean(self, bench: Bench) -> None:
+        """A connection goes back to its pool as it was, with nothing of the failed one in it."""
+        first, *_ = bench.partitions
+        bench.me.claim(first)
+        for _ in range(3):
+            with pytest.raises(LookupError):
+                bench.me.run(first, _raising(LookupError()))
+        bench.me.handle(first)
+        assert bench.settled(first)
+        assert bench.offsets() == {first: 1}
+
+    def test_an_advance_of_32_bits_and_more(self, bench: Bench) -> None:
+        first, *_ = bench.partitions
+        bench.me.claim(first, at=2**53)
+        bench.me.handle(first)
+        assert bench.offsets() == {first: 2**53 + 1}
+        assert bench.effects() == [number(first, 2**53)]
+
+    @pytest.mark.parametrize("name", ODD_NAMES)
+    def test_a_transaction_knows_any_name(self, bench: Bench, name: str) -> None:
+        """Its fence has statements, keys and locks of its own, made of the same names."""
+        odd, other = bench.of_group(f"{name}{bench.group}"), bench.of_group(bench.group)
+        partition = Partition(name, 0)
+        odd.me.claim(partition)
+        other.me.claim(partition)
+        odd.me.handle(partition)
+        assert odd.store.load(odd.group, [partition])[partition].next_offset == 1
+        assert other.store.load(other.group, [partition])[partition].next_offset == 0
+        rival = odd.owner("rival")
+        rival.claim(partition)
+        with pytest.raises(Fenced):
+            odd.me.handle(partition)
+        assert bench.effects() == [number(partition, 0)]
+
+    def test_the_topic_s_id_and_owner_survive_an_advance(self, bench: Bench) -> None:
+        """What `claim` compares with the cluster must still be there after a day of transactions."""
+        first, *_ = bench.partitions
+        bench.me.claim(first)
+        bench.me.save({first: 1}, topic_id="known")
+        with bench.me.transaction(first) as handling:
+            handling.advance(1, 5, 3)
+        row = bench.rows()[first]
+        assert (row.next_offset, row.topic_id, row.owner, row.leader_epoch) == (5, "known", "me", 3)
+
+    def test_a_handler_s_own_error_is_not_the_store_s_fault(self, bench: Bench) -> None:
+        """What is the store's is tried again without end: a record that cannot be handled would stop its partition."""
+        first, *_ = bench.partitions
+        bench.me.claim(first)
+        with bench.me.transaction(first) as handling:
+            for error in (LookupError("no such order"), ValueError(), TimeoutError(), ConnectionError(), OSError()):
+                assert handling.tx.fault(error) is None
+            handling.advance(0, 1)
+
+    # The fence
+
+    def test_an_advance_from_where_we_are_not_leaves_nothing(self, bench: Bench) -> None:
+        """Records that were handled already, by us before an answer was lost, or records that were left out."""
+        first, *_ = bench.partitions
+        bench.me.claim(first, at=1)
+        for old in (0, 2):
+            with pytest.raises(Fenced):
+                bench.me.run(first, lambda handling, old=old: handling.handle(old))  # type: ignore[misc]
+            assert (bench.effects(), bench.offsets()) == ([], {first: 1})
+
+    def test_a_commit_behind_an_advance_that_was_refused_commits_nothing(self, bench: Bench) -> None:
+        """A COMMIT that is queued behind the advance is sent before anybody has looked at the answer: the effect of a
+        fenced owner would be committed, and its successor's too."""
+        first, *_ = bench.partitions
+        bench.me.claim(first, at=1)
+        with contextlib.suppress(StoreError):
+            bench.me.run(first, _not_looking)
+        assert (bench.effects(), bench.offsets()) == ([], {first: 1})
+
+    def test_a_refused_advance_is_told_although_nobody_looked(self, bench: Bench) -> None:
+        """Who believes that it was committed would go on from the wrong place."""
+        first, *_ = bench.partitions
+        bench.me.claim(first, at=1)
+        with pytest.raises(StoreError):
+            bench.me.run(first, _not_looking)
+
+    def test_a_transaction_where_no_row_is_does_not_begin(self, bench: Bench) -> None:
+        """Never claimed, or deleted by a person."""
+        first, second, *_ = bench.partitions
+        bench.me.claim(first)
+        bench.store.delete(bench.group)
+        bench.me.held[second] = Position(0)
+        for partition in (first, second):
+            self.does_not_begin(bench.me, partition)
+        assert (bench.effects(), bench.rows()) == ([], {})
+
+    def test_a_transaction_under_an_epoch_that_was_never_given_out_does_not_begin(self, bench: Bench) -> None:
+        first, *_ = bench.partitions
+        mine = bench.me.claim(first)[first]
+        for epoch in (mine.epoch + 1, mine.epoch - 1, 0, -1):
+            self.does_not_begin(bench.me, first, epoch)
+        assert (bench.effects(), bench.offsets()) == ([], {first: 0})
+
+    # Its end
+
+    def test_a_transaction_that_has_ended_is_not_used_again(self, bench: Bench) -> None:
+        """A thread or a task that a handler left behind: what it writes would be in no transaction, or in another's."""
+        first, *_ = bench.partitions
+        bench.me.claim(first)
+        bench.me.handle(first)
+        with bench.me.transaction(first) as kept:
+            kept.write(1)
+            kept.advance(1, 2)
+        bench.me.held[first] = replace(bench.me.held[first], next_offset=2)
+        _is_refused(lambda: kept.write(2), "a write")
+        _is_refused(lambda: kept.advance(2, 3), "an advance")
+        assert bench.settled(first)
+        assert bench.offsets() == {first: 2}
+        bench.me.handle(first)
+        assert bench.settled(first)
+
+    def test_a_transaction_that_has_failed_is_not_used_again(self, bench: Bench) -> None:
+        """The same, for a handler that raised."""
+        first, *_ = bench.partitions
+        bench.me.claim(first)
+        kept: list[Handling] = []
+
+        def handler(handling: Handling) -> None:
+            kept.append(handling)
+            handling.write(0)
+            raise LookupError
+
+        with pytest.raises(LookupError):
+            bench.me.run(first, handler)
+        _is_refused(lambda: kept[0].write(1), "a write")
+        _is_refused(lambda: kept[0].advance(0, 1), "an advance")
+        bench.me.handle(first)
+        assert bench.settled(first)
+
+    def test_transactions_go_on_after_the_store_was_closed(self, bench: Bench) -> None:
+        """An app that runs again keeps its store object."""
+        first, *_ = bench.partitions
+        bench.me.claim(first)
+        bench.me.handle(first)
+        bench.store.close()
+        bench.me.handle(first)
+        assert bench.settled(first)
+        assert bench.offsets() == {first: 2}
+
+    # Side by side
+
+    def test_a_reader_does_not_wait_for_the_transaction_that_runs(self, bench: Bench) -> None:
+        """A slow handler may hold up those who write, and not `status`, which only looks."""
+        first, *_ = bench.partitions
+        bench.me.claim(first)
+        other = bench.open()
+        other.groups()
+        with ThreadPoolExecutor(1) as pool, bench.me.transaction(first) as handling:
+            handling.write(0)
+            reading = pool.submit(other.load, bench.group, [first])
+            try:
+                assert reading.result(self.patience)[first].next_offset == 0
+            except TimeoutError:
+                pytest.fail(f"the reader still waits after {self.patience:g} s")
+            handling.advance(0, 1)
+        assert bench.settled(first)
+
+    def test_transactions_of_many_threads_all_get_their_turn(self, bench: Bench) -> None:
+        """On one store object, as the workers of one process have it."""
+        bench.me.claim()
+        times = 20
+
+        def work(each: int, _gate: threading.Barrier) -> None:
+            for _ in range(times):
+                bench.me.handle(bench.partitions[each])
+
+        at_once(4, work)
+        assert bench.offsets() == dict.fromkeys(bench.partitions, times)
+        assert bench.effects() == [number(p, at) for p in bench.partitions for at in range(times)]
+
+    # A handler that does not come back
+
+    def test_a_transaction_that_is_taken_away_is_undone_and_its_handler_can_write_no_more(self, bench: Bench) -> None:
+        """While the handler still has it in hand, on a thread of its own. For `timeout=` on threads: a store that
+        cannot do it does not say `severs`, and is not asked."""
+        if not severs(bench.store):
+            pytest.skip("the store does not say severs = True")
+        first, *_ = bench.partitions
+        bench.me.claim(first)
+        with ThreadPoolExecutor(1) as handler:
+
+            def refused_late(handling: Handling, offset: int) -> None:
+                late = handler.submit(handling.write, offset)
+                _is_refused(lambda: late.result(LONG), "a write")
+
+            def give_up(handling: Handling) -> None:
+                handler.submit(handling.write, 0).result(LONG)
+                assert isinstance(handling.tx, SeverableTx), "the store says severs, and its transaction has no sever()"
+                handling.tx.sever()
+                refused_late(handling, 1)
+                raise _GivenUp(handling)
+
+            with pytest.raises(_GivenUp) as given_up:
+                bench.me.run(first, give_up)
+            refused_late(given_up.value.handling, 2)
+        assert (bench.effects(), bench.offsets()) == ([], {first: 0})
+        bench.me.handle(first)
+        assert bench.settled(first)
+
+    # The place goes
+
+    def test_a_place_that_goes_inside_a_transaction_has_both_or_neither(self, bench: Bench) -> None:
+        """The database is restarted while a handler runs; nobody knows, until it is back, whether it was committed."""
+        first, *_ = bench.partitions
+        bench.me.claim(first)
+        bench.me.handle(first)
+        going = away(bench)
+        with contextlib.suppress(StoreError), contextlib.ExitStack() as until_it_is_over:
+            with bench.me.transaction(first) as handling:
+                handling.write(1)
+                until_it_is_over.enter_context(going)
+                handling.write(2)
+                handling.advance(1, 3)
+        once_it_is_back(lambda: bench.me.reclaim(first))
+        assert bench.settled(first)
+        bench.me.handle(first)
+        assert bench.settled(first)
+
+    def methods(self, bench: Bench) -> Mapping[str, Callable[[OffsetStore], object]]:
+        first, *_ = bench.partitions
+        return {**super().methods(bench), "transaction": lambda _: bench.me.handle(first)}
+
+
+class _GivenUp(BaseException):
+    """As the runtime leaves a transaction that it has taken away: nobody is asked whose fault it is."""
+
+    def __init__(self, handling: Handling) -> None:
+        self.handling = handling
+
+
+def _raising(error: BaseException, advances: bool = True) -> Callable[[Handling], object]:
+    def handler(handling: Handling) -> None:
+        handling.write(0)
+        if advances:
+            handling.advance(0, 1)
+        raise error
+
+    return handler
+
+
+def _not_looking(handling: Handling) -> None:
+    """The advance is from a place where the partition is not, and whoever runs this does not see it refused."""
+    handling.write(0)
+    with contextlib.suppress(Fenced):
+        handling.advance(0, 1)
+
+
+def _is_refused(use: Callable[[], object], what: str) -> None:
+    try:
+        use()
+    except Exception:  # noqa: BLE001  (whatever the driver or the store calls it)
+        return
+    pytest.fail(f"{what} in a transaction that has ended was not refused")

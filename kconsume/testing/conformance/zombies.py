@@ -1,0 +1,225 @@
+"""The third level, when owners meet: a partition is claimed while another's transaction is open on it.
+
+A store may let the claim through at once and refuse the transaction, or let the claim wait until the transaction has
+ended. So each test looks at what is there afterwards: the claim came before the commit, or after it, never through it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import wait
+from dataclasses import replace
+from typing import ClassVar, Literal, TypeVar
+
+import pytest
+
+from kconsume.errors import Fenced, StoreUnavailable
+from kconsume.records import Partition
+from kconsume.testing.conformance.bench import LONG, NOT_OURS, Bench, Owner, at_once, meanwhile
+
+_T = TypeVar("_T")
+Moment = Literal["begin", "write", "advance"]
+Outcome = Literal["committed", "fenced", "unknown"]
+
+
+class Zombies:
+    """Part of `TransactionalSuite`."""
+
+    rounds: ClassVar[int] = 50
+    """How often another claims a partition that is being worked on."""
+
+    patience: ClassVar[float] = 5.0
+    """Seconds that another may take to get past an open transaction, before the test lets the transaction go on."""
+
+    fence_shows_at_the_end: ClassVar[bool] = False
+    """Whether a transaction may begin under a stale epoch, and be refused when it ends: pipelined ones may."""
+
+    def test_a_transaction_begun_after_another_s_claim_does_not_begin(self, bench: Bench) -> None:
+        """The handler is not even called, so that a zombie calls nobody outside."""
+        first, *_ = bench.partitions
+        bench.me.claim(first)
+        bench.me.handle(first)
+        bench.owner("rival").claim(first)
+        self.does_not_begin(bench.me, first)
+        assert bench.settled(first)
+
+    def test_a_zombie_s_transaction_leaves_nothing_also_if_it_began(self, bench: Bench) -> None:
+        first, *_ = bench.partitions
+        rival = bench.owner("rival")
+        for owner, zombie in ((bench.me, rival), (rival, bench.me)):
+            zombie.claim(first)
+            owner.claim(first)
+            with pytest.raises(Fenced):
+                zombie.handle(first)
+            owner.handle(first)
+            with pytest.raises(Fenced):
+                zombie.handle(first)
+        assert bench.offsets() == {first: 2}
+        assert bench.settled(first)
+
+    @pytest.mark.parametrize("moment", ["begin", "write", "advance"])
+    def test_a_claim_during_a_transaction_goes_before_it_or_after_it(self, bench: Bench, moment: Moment) -> None:
+        """The zombie at every step: frozen after it began, in its handler, or with only the COMMIT to come. Its handler
+        returns as if nothing had been, and is counted once: by the zombie, or by who claimed."""
+        first, *_ = bench.partitions
+        rival = bench.owner("rival")
+        bench.me.claim(first)
+        bench.me.handle(first)
+        outcome, claimed = self._during(bench.me, first, lambda: rival.claim(first)[first].next_offset, moment)
+        assert claimed in {"committed": [2], "fenced": [1], "unknown": [1, 2]}[outcome]
+        rival.handle(first)
+        assert bench.offsets() == {first: claimed + 1}
+        assert bench.settled(first)
+
+    def test_after_a_reclaim_the_transaction_under_the_old_epoch_has_ended_or_cannot_commit(self, bench: Bench) -> None:
+        """Our own transaction, of which we do not know whether it was committed: the reclaim decides it for good."""
+        first, *_ = bench.partitions
+        again = bench.owner("me")
+        bench.me.claim(first)
+        again.held.update(bench.me.held)
+        outcome, found = self._during(bench.me, first, lambda: again.reclaim(first)[first].next_offset)
+        assert found in {"committed": [1], "fenced": [0], "unknown": [0, 1]}[outcome]
+        with pytest.raises(Fenced):
+            bench.me.handle(first)
+        again.handle(first)
+        assert bench.offsets() == {first: found + 1}
+        assert bench.settled(first)
+
+    def test_a_reset_during_a_transaction_goes_before_it_or_after_it(self, bench: Bench) -> None:
+        """What a person has set stays set, whatever ran at that moment."""
+        first, *_ = bench.partitions
+        tool = bench.open()
+        bench.me.claim(first, at=5)
+        outcome, _ = self._during(bench.me, first, lambda: tool.reset(bench.group, {first: 3}))
+        assert bench.offsets() == {first: 3}
+        assert len(bench.effects()) in {"committed": [1], "fenced": [0], "unknown": [0, 1]}[outcome]
+        bench.me.held[first] = replace(bench.me.held[first], next_offset=3)  # where it would be let in by the offset
+        with pytest.raises(Fenced):
+            bench.me.handle(first)
+
+    def test_claims_while_another_commits_leave_each_effect_once(self, bench: Bench) -> None:
+        """The race itself, many times: one works as fast as it can, the other takes the partition from it again and
+        again and works too. In the end there are as many effects as the offset says, and none twice."""
+        first, *_ = bench.partitions
+        worker, rival, over = bench.owner("worker"), bench.owner("rival"), threading.Event()
+        worker.claim(first)
+
+        def work() -> None:
+            while not over.is_set():
+                if not _handles(worker, first):
+                    worker.claim(first)
+
+        def take() -> None:
+            try:
+                for _ in range(self.rounds):
+                    rival.claim(first)
+                    _handles(rival, first)
+            finally:
+                over.set()
+
+        at_once(2, lambda each, _: (work, take)[each]())
+        assert bench.offsets()[first] > 0, "nobody got to work"
+        assert bench.settled(first)
+
+    def test_two_owners_that_fence_each_other_end_with_one_and_no_effect_twice(self, bench: Bench) -> None:
+        """In turn, each in the middle of its work: the one who claimed last goes on, the other never again."""
+        first, *_ = bench.partitions
+        one, other = bench.owner("one"), bench.owner("other")
+        one.claim(first)
+        for _ in range(6):
+            self._during(one, first, lambda other=other: other.claim(first))  # type: ignore[misc]
+            one, other = other, one
+        for _ in range(3):
+            one.handle(first)
+            with pytest.raises(Fenced):
+                other.handle(first)
+        assert bench.rows()[first].owner == one.name
+        assert bench.settled(first)
+
+    def test_of_16_claims_at_once_exactly_one_can_commit(self, bench: Bench) -> None:
+        first, *_ = bench.partitions
+        rivals = [bench.owner(f"rival-{n}") for n in range(16)]
+
+        def rival(each: int, gate: threading.Barrier) -> bool:
+            gate.wait()
+            rivals[each].claim(first)
+            gate.wait()
+            return _handles(rivals[each], first)
+
+        committed = at_once(16, rival)
+        highest = max(range(16), key=lambda each: rivals[each].held[first].epoch)
+        assert [each for each, did in enumerate(committed) if did] == [highest]
+        assert bench.offsets() == {first: 1}
+        assert bench.settled(first)
+
+    def test_a_claim_of_one_partition_leaves_the_transaction_on_another_alone(self, bench: Bench) -> None:
+        """A partial revoke: who got one partition must not end the work on those that stayed."""
+        first, second, *_ = bench.partitions
+        rival = bench.owner("rival")
+        bench.me.claim(first, second)
+        outcome, _ = self._during(bench.me, first, lambda: rival.claim(second))
+        assert outcome == "committed"
+        rival.handle(second)
+        with pytest.raises(Fenced):
+            bench.me.handle(second)
+        assert bench.offsets() == {first: 1, second: 1}
+        assert bench.settled(first)
+        assert bench.settled(second)
+
+    def does_not_begin(self, owner: Owner, partition: Partition, epoch: int | None = None) -> None:
+        """Fenced before a handler would be called; where the fence shows at the end, then there."""
+        began = False
+
+        def transact() -> None:
+            nonlocal began
+            with owner.transaction(partition, epoch) as handling:
+                began = True
+                handling.handle(owner.held[partition].next_offset)
+
+        with pytest.raises(Fenced):
+            transact()
+        assert self.fence_shows_at_the_end or not began
+
+    def _during(
+        self, owner: Owner, partition: Partition, act: Callable[[], _T], moment: Moment = "write"
+    ) -> tuple[Outcome, _T]:
+        """The owner handles a record, and at this moment of it the other acts. Where there is one writer at a time it
+        cannot get done before the owner has; elsewhere it is given the time to."""
+        at, now = owner.held[partition].next_offset, threading.Event()
+
+        def when_told() -> _T:
+            assert now.wait(LONG)
+            return act()
+
+        with meanwhile(when_told) as doing:
+
+            def come_to(this: Moment) -> None:
+                if this == moment:
+                    now.set()
+                    if owner.transactional.parallel != 1:
+                        wait([doing], timeout=self.patience)
+
+            try:
+                with owner.transaction(partition) as handling:
+                    come_to("begin")
+                    handling.write(at)
+                    come_to("write")
+                    handling.advance(at, at + 1)
+                    come_to("advance")
+            except Fenced:
+                return "fenced", doing.result(LONG)
+            except StoreUnavailable:  # its connection was cut
+                return "unknown", doing.result(LONG)
+            finally:
+                now.set()
+            owner.held[partition] = replace(owner.held[partition], next_offset=at + 1)
+            return "committed", doing.result(LONG)
+
+
+def _handles(owner: Owner, partition: Partition) -> bool:
+    try:
+        owner.handle(partition)
+    except NOT_OURS:
+        return False
+    return True
