@@ -14,7 +14,7 @@ from typing import cast
 
 from kconsume.errors import KconsumeError
 from kconsume.runtime.home import Home
-from kconsume.runtime.lanes import Chunk, Crashed, Lane, Outcomes
+from kconsume.runtime.lanes import Chunk, Crashed, Lane, Outcomes, Parked
 
 CANCELLED = "cancelled"
 """Why a lane stops whose task was cancelled by us. A task may be cancelled by others, too."""
@@ -44,7 +44,8 @@ class AsyncLanes:
         """As above."""
 
     def submit(self, lane: Lane, chunk: Chunk) -> None:
-        lane.took_on(chunk)
+        if lane.busy or not lane.pace.swift:  # a swift one begins at once, and nothing waits
+            lane.took_on(chunk)
         with lane.lock:
             if lane.stop:
                 return
@@ -62,6 +63,9 @@ class AsyncLanes:
             self._on_loop(self._give_up_all)
 
     def _on_loop(self, action: Callable[..., None], *arguments: object) -> None:
+        if asyncio._get_running_loop() is self._home.loop:  # in a burst (`lending.py`)
+            action(*arguments)
+            return
         # A loop that was closed takes nothing: its handlers have ended with it.
         with contextlib.suppress(RuntimeError):
             self._home.loop.call_soon_threadsafe(action, *arguments)
@@ -82,11 +86,14 @@ class AsyncLanes:
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Whatever ended it, also before it began; then it is the turn of the next lane, which may be the same."""
         lane = (self._tasks if task in self._tasks else self._given_up).pop(task)
+        if lane.parked is not None:
+            self._home.loop.call_later(lane.parked.seconds, self._enter, lane)
+            return self._start()
         with lane.lock:
             lane.busy = again = bool(lane.chunks)
         if again:
             self._ready.append(lane)
-        self._start()
+        return self._start()
 
     def _give_up(self, lane: Lane) -> None:
         """Its place is for others now: it may refuse to be cancelled."""
@@ -102,11 +109,14 @@ class AsyncLanes:
             self._give_up(lane)
 
     async def _run(self, lane: Lane) -> None:
+        parked, lane.parked = lane.parked, None
         with lane.lock:
-            chunk = _next(lane)
+            chunk = _next(lane) if parked is None else None
         try:
-            if chunk is not None:
-                await cast(Awaitable[None], lane.work(lane, chunk, self._report))
+            if parked is not None:
+                lane.parked = await cast("Awaitable[Parked | None]", parked.resume())
+            elif chunk is not None:
+                lane.parked = await cast("Awaitable[Parked | None]", lane.work(lane, chunk, self._report))
         except asyncio.CancelledError:
             if CANCELLED not in lane.stop:
                 self._crashed(lane, _not_ours(self._name, lane))

@@ -8,6 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from kconsume.protocols import GroupProtocol
+
 Clock = Callable[[], float]
 
 
@@ -33,6 +35,18 @@ class Deadline:
     def part(self, share: float) -> Deadline:
         """A nearer deadline for one step, so that the steps after it have time too."""
         return Deadline(self.left * share, self._clock)
+
+
+def revoke_budget(protocol: GroupProtocol, *, fenced: bool, poll_interval: float, shutdown: float) -> float:
+    """Seconds in which partitions are given up: what runs ends, offsets are sent, listeners are told.
+
+    While it lasts nothing is fetched. Under *eager* all members wait for the slowest anyway. Under *consumer* the
+    partitions are handed over at the end of it, so where no fence guards the store it is better to wait. It must fit
+    into the poll interval, after which the broker goes on without us, and into the shutdown, of which it is a part.
+    """
+    most = min(10.0, poll_interval / 4, max(1.0, shutdown - 5.0))
+    short = protocol is GroupProtocol.COOPERATIVE or (protocol is GroupProtocol.CONSUMER and fenced)
+    return min(1.0, most) if short else most
 
 
 class Pace:
@@ -64,7 +78,16 @@ class Pace:
     def took(self, records: int, seconds: float) -> None:
         """A slice of `records` took `seconds`."""
         each = max(seconds / records, self.SWIFT) if self.waits else seconds / records
-        known = self.seconds_each
-        self.seconds_each = each if known is None else known + (each - known) * 0.25
-        fitting = int(self.target / max(each, self.seconds_each, 1e-9))
+        known, told = self.seconds_each, self._told(records, each)
+        self.seconds_each = each if known is None else known + (each - known) * told
+        fits = self.waits and records < self.size and seconds <= self.target
+        fitting = int(self.target / max(0.0 if fits else each, self.seconds_each, 1e-9))
         self.size = max(1, min(self.limit, fitting, self.size * 2))
+
+    def _told(self, records: int, each: float) -> float:
+        """How much a slice says of the next. One that waits pays for its transaction once, so that the fewer records it
+        has the slower they seem: the rest of a chunk says little, and one that was faster than the last says it all."""
+        if not self.waits:
+            return 0.25
+        share = min(1.0, records / self.size)
+        return share if each < (self.seconds_each or each) else 0.25 * share

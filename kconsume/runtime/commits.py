@@ -7,19 +7,18 @@ here waits, but for `hand_over`. `GroupLedger` is the Kafka group itself; `Store
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
 from typing import NamedTuple, Protocol
 
 from kconsume.backends.abc import OffsetStore, Position
-from kconsume.backends.kafka import metadata_of
+from kconsume.backends.commit_note import note_of
 from kconsume.errors import Fenced, StoreUnavailable
 from kconsume.records import Partition
 from kconsume.runtime.budget import Deadline
 from kconsume.runtime.errands import Errands
-from kconsume.runtime.source import Mark, Source
-from kconsume.runtime.tenancy import Holding
+from kconsume.runtime.holding import Holding
+from kconsume.runtime.source import CommitResult, Mark, Source
 
 _log = logging.getLogger("kconsume.commits")
 
@@ -52,9 +51,15 @@ class Ledger(Protocol):
 class GroupLedger:
     """Offsets committed to the Kafka group, by the member that we are."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, *, advisory: bool = False, place: str | None = None) -> None:
+        """`advisory`: the offsets that count are kept elsewhere, so a commit that is refused harms nobody. `place`:
+        where that is, for others of the group to see."""
         self._source = source
-        self._sent: deque[Marks] = deque()
+        self._advisory = advisory
+        self._place = place
+        self._sent: list[Marks] = []
+        self._refused: str | None = None
+        """What the last answer said, if it was a refusal: reported once, and not each second."""
 
     @property
     def busy(self) -> bool:
@@ -63,21 +68,32 @@ class GroupLedger:
     def send(self, marks: Marks) -> None:
         self._sent.append(marks)
         self._source.commit(
-            {p: Mark(offset, h.leader_epoch, metadata_of(h.topic_id)) for p, (h, offset) in marks.items()}
+            {p: Mark(offset, h.leader_epoch, note_of(h.topic_id, self._place)) for p, (h, offset) in marks.items()}
         )
 
     def collect(self) -> Receipt | None:
         if not self._source.commit_results:
             return None
-        marks, result = self._sent.popleft(), self._source.commit_results.pop(0)
+        result = self._source.commit_results.pop(0)
+        marks, refused, self._refused = self._answered(result), self._refused, result.error
         if result.error is None:
             return Receipt(marks, {})
-        _log.warning("commit refused, tried again if still owned error=%r", result.error)
+        if result.refusal is not None and not self._advisory:
+            raise result.refusal
+        if result.error != refused:
+            _log.warning("commit refused, tried again if still owned error=%r", result.error)
         return Receipt({}, {}, result.error)
 
     def hand_over(self, marks: Marks, deadline: Deadline) -> None:  # noqa: ARG002  (nothing to wait for)
         # It goes out before the client's next join, on the same connection.
         self.send(marks)
+
+    def _answered(self, result: CommitResult) -> Marks:
+        """What was sent. Not always the oldest: what the client sends again, to a coordinator that has moved, is
+        answered after later ones, and what it refuses to send before earlier ones."""
+        marks = next(m for m in self._sent if {p: offset for p, (_, offset) in m.items()} == result.offsets)
+        self._sent.remove(marks)
+        return marks
 
 
 class StoreLedger:

@@ -14,97 +14,34 @@ import os
 import socket
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from concurrent.futures import Future
 from queue import SimpleQueue
 
-from kconsume.backends.abc import OffsetStore, Position, TransactionalStore
+from kconsume.backends.abc import (
+    OutboxStore,
+    Position,
+)
+from kconsume.backends.commit_note import place_of
 from kconsume.backends.kafka import KafkaStore
-from kconsume.batches import Batching
-from kconsume.cluster import Cluster
-from kconsume.failures.policy import Policy
-from kconsume.handler import MOST_BYTES, Binding
-from kconsume.rate import Limiter, Rate
+from kconsume.errors import ConfigurationError
 from kconsume.records import Partition
-from kconsume.runtime.async_lanes import AsyncLanes
-from kconsume.runtime.budget import Deadline, Pace
-from kconsume.runtime.claims import Begin, Claims
+from kconsume.runtime.audience import Audience
+from kconsume.runtime.budget import Deadline
+from kconsume.runtime.chronicle import Chronicle
+from kconsume.runtime.claims import Claims
 from kconsume.runtime.commits import GroupLedger, StoreLedger
-from kconsume.runtime.course import Course
 from kconsume.runtime.errands import Errands
+from kconsume.runtime.fitting import BATCH, lanes_for, pace_of, tried_before, work_for
 from kconsume.runtime.gathering import Gathering
-from kconsume.runtime.home import Home
-from kconsume.runtime.lanes import InlineLanes, Lane, Lanes, Outcomes, ThreadLanes, Work
+from kconsume.runtime.holding import Holding
+from kconsume.runtime.lanes import Lane, Outcomes
 from kconsume.runtime.loop import Loop
 from kconsume.runtime.ownership import Ownership
+from kconsume.runtime.plans import ConsumerPlan, Equipment, HandlerPlan
+from kconsume.runtime.relay import Relay
+from kconsume.runtime.routes import Routes, Wanted
 from kconsume.runtime.source import Source
 from kconsume.runtime.tenancy import Tenancy
-from kconsume.runtime.work import (
-    Delivers,
-    InTransactions,
-    InTransactionsAsync,
-    LoopWork,
-    Plainly,
-    PlainlyAsync,
-    ThreadWork,
-)
-from kconsume.settings import ClientValue
-from kconsume.wrapping import Wrap
-
-BATCH = 1000
-DEFAULT_WORKERS = 8
-LOOP_SLICE = 0.01
-"""Seconds that a handler may keep an event loop to itself; others live there too."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HandlerPlan:
-    """How one handler is run."""
-
-    binding: Binding
-    topics: tuple[str, ...]
-    policy: Policy
-    start: Begin
-    executor: str
-    concurrency: int | None
-    chunk: int | None
-    batching: Batching | None = None
-    rate: Rate | None = None
-    wraps: tuple[Wrap, ...] = ()
-
-    @property
-    def waits(self) -> bool:
-        """Whether it waits for something beside its own work, so that no time of its own says how fast it is."""
-        return self.binding.sends or self.binding.is_async or self.rate is not None
-
-
-@dataclass(frozen=True, slots=True)
-class Equipment:
-    """What the handlers of an app share while it runs."""
-
-    home: Home
-    outlet: Delivers
-    resources: Mapping[object, object]
-    most_bytes: int = MOST_BYTES
-    """Of a message that is sent."""
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerPlan:
-    """One consumer: the handlers that share a group and a store."""
-
-    group: str
-    store: OffsetStore
-    handlers: tuple[HandlerPlan, ...]
-    partitions: tuple[Partition, ...] | None
-    """Explicit partitions, or None for the group's own assignment."""
-    settings: Mapping[str, ClientValue]
-    cluster: Cluster
-    shutdown: float
-    memory: int
-
-    @property
-    def topics(self) -> list[str]:
-        return sorted({topic for handler in self.handlers for topic in handler.topics})
 
 
 class Engine:
@@ -112,17 +49,31 @@ class Engine:
 
     def __init__(self, plan: ConsumerPlan, equipment: Equipment, ended: Callable[[], None]) -> None:
         self.plan = plan
+        self._home = equipment.home
         self._ownership = Ownership(f"kconsume-{plan.group}", ended)
         self._errands = Errands(f"kconsume-errands-{plan.group}")
         outcomes: Outcomes = SimpleQueue()
-        self._lanes = {h: _lanes_for(h, plan.store, outcomes, self._ownership, equipment) for h in plan.handlers}
-        self._works = {h: work_for(h, plan.store, plan.group, equipment) for h in plan.handlers}
-        self._handlers = {topic: h for h in plan.handlers for topic in h.topics}
-        begin = {topic: h.start for topic, h in self._handlers.items()}
         owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
-        claims = Claims(plan.store, plan.cluster, plan.group, owner, begin)
+        self._relay = _relay_of(plan, equipment, owner)
+        self._lanes = {h: lanes_for(h, plan.store, outcomes, self._ownership, equipment) for h in plan.handlers}
+        self._works = {h: work_for(h, plan.store, plan.group, equipment, self._relay) for h in plan.handlers}
+        self.routes = Routes((h, h.wanted) for h in plan.handlers)
+        self.wanted = {h: h.wanted for h in plan.handlers}
+        """What was asked for last; the routes follow on the owner thread."""
+        self._claims = Claims(
+            plan.store, plan.cluster, plan.group, owner, lambda topic: self._handler(topic).begin(topic)
+        )
+        self.chronicle = Chronicle(str(plan.protocol))
+        self._audience = Audience(plan.listeners, equipment.home, f"kconsume-listeners-{plan.group}")
         self.tenancy = Tenancy(
-            claims, self._errands, self._make_lane, shutdown=plan.shutdown, grouped=plan.partitions is None
+            self._claims,
+            self._errands,
+            self._make_lane,
+            self._audience,
+            self.chronicle,
+            budget=plan.budget,
+            shutdown=plan.shutdown,
+            grouped=plan.partitions is None,
         )
         try:
             self.source = Source(plan.settings, self.tenancy, batch=BATCH)
@@ -130,7 +81,7 @@ class Engine:
             self._errands.close(0.0)
             raise
         in_group = isinstance(plan.store, KafkaStore)
-        group = GroupLedger(self.source)
+        group = GroupLedger(self.source, advisory=not in_group, place=None if in_group else place_of(plan.store))
         ledger = group if in_group else StoreLedger(plan.store, plan.group, self._errands)
         mirror = None if in_group else group
         self.loop = Loop(
@@ -141,11 +92,14 @@ class Engine:
             mirror,
             memory=plan.memory,
             shutdown=plan.shutdown,
-            checkup=lambda known: self._errands.send(lambda: claims.check_topics(known)),
+            checkup=self._check_topics,
+            home=equipment.home if _may_be_lent(plan) else None,
         )
-        self.tenancy.attach(self.source, self.loop.see_off)
+        self.tenancy.attach(self.source, self._see_off)
 
     def start(self) -> None:
+        if self._relay is not None:
+            self._relay.start()
         self._ownership.start(lambda: self.loop.run(self._begin), self.loop.resume)
 
     def join(self, seconds: float) -> bool:
@@ -154,11 +108,15 @@ class Engine:
 
     def give_up(self) -> None:
         """No chunk will follow; an `async def` that still runs is cancelled. Also while the owner thread hangs."""
+        self._claims.over.set()
         for lanes in self._lanes.values():
             lanes.close()
 
     def close(self, deadline: Deadline) -> None:
         """Let go of the store, after the owner thread has ended."""
+        if self._relay is not None:
+            self._relay.close(deadline)
+        self._audience.close(deadline.left)
         self._errands.send(self.plan.store.close)
         self._errands.close(deadline.left)
 
@@ -171,16 +129,116 @@ class Engine:
     def seek(self, offsets: Mapping[Partition, int]) -> None:
         self.loop.request(lambda: self.tenancy.restart(offsets))
 
+    def subscribe(self, handler: HandlerPlan, wanted: Wanted) -> None:
+        """Give a handler other topics, while it runs."""
+        self.wanted[handler] = wanted
+        self.loop.request(lambda: self._change(handler, wanted))
+
+    def _change(self, handler: HandlerPlan, wanted: Wanted) -> None:
+        self.routes.change(handler, wanted)
+        self.chronicle.expect("subscription")
+        self._subscribe()
+
+    def _subscribe(self) -> None:
+        self._look_around()
+        self.source.subscribe(self.routes.subscription)
+
+    def _look_for_redrives(self) -> None:
+        """Topics that a person has sent dead letters back to: read from when they are there."""
+        wanted = {name: h for h in self.plan.handlers for name in h.redrive_topics(self.plan.group)}
+        new = [name for name in wanted if not self.wanted[wanted[name]].takes(name)]
+
+        def found(there: Future[list[str]]) -> None:
+            if there.exception() is None and (names := there.result()):
+                self.loop.request(lambda: self._add_redrives({name: wanted[name] for name in names}))
+
+        if new and self.plan.partitions is None:
+            self._errands.send(lambda: self.plan.cluster.those_there(new)).add_done_callback(found)
+
+    def _add_redrives(self, found: Mapping[str, HandlerPlan]) -> None:
+        """By patterns: should a topic go again, that is no fault."""
+        for name, handler in found.items():
+            wanted = self.wanted[handler]
+            if not wanted.takes(name):
+                pattern = name.replace(".", "[.]")
+                either = pattern if wanted.pattern is None else f"{wanted.pattern}|{pattern}"
+                self.wanted[handler] = Wanted(wanted.topics, either)
+                self._change(handler, self.wanted[handler])
+
+    def _look_around(self) -> None:
+        topics = self.routes.topics
+        self.loop.watch(self._errands.send(lambda: self._claims.survey(topics)))
+
     def _begin(self) -> None:
-        plan = self.plan
-        self.loop.watch(self._errands.send(lambda: plan.cluster.topics(plan.topics)))
-        if plan.partitions is None:
-            self.source.subscribe(plan.topics)
+        self._look_for_redrives()
+        if self._retry_topics:
+            self._make_retry_topics()
+        elif self.plan.partitions is None:
+            self._subscribe()
         else:
-            self.tenancy.take(plan.partitions)
+            self._look_around()
+            self._take(self.plan.partitions)
+
+    @property
+    def _retry_topics(self) -> dict[str, str]:
+        return {name: topic for handler in self.plan.handlers for name, topic in handler.retry_topics.items()}
+
+    def _make_retry_topics(self) -> None:
+        """They must be there before they are subscribed to."""
+
+        def subscribe(made: Future[None]) -> None:
+            if made.exception() is None:
+                self.loop.request(self._subscribe)
+
+        made = self._errands.send(lambda: self._claims.make_topics(self._retry_topics))
+        self.loop.watch(made)
+        made.add_done_callback(subscribe)
+
+    def _take(self, partitions: tuple[Partition, ...]) -> None:
+        """The partitions that the person chose, once it is known that they are nobody else's: a claim would put the
+        members of a shared group out."""
+
+        def taken(alone: Future[None]) -> None:
+            if alone.exception() is None:
+                self.loop.request(lambda: self.tenancy.take(partitions))
+
+        alone = self._errands.send(self._claims.must_be_alone)
+        self.loop.watch(alone)
+        alone.add_done_callback(taken)
+
+    def _see_off(self, leaving: list[Holding], budget: Deadline) -> int:
+        finished = self.loop.see_off(leaving, budget)
+        if self._relay is not None:
+            self._relay.finish([holding.partition for holding in leaving], budget.part(0.5))
+        if self.loop.snapshot.state in ("starting", "running"):
+            # Under KIP-848 the partitions of a topic that was deleted are taken away, and nothing is said.
+            self.loop.watch(self._check_topics({}))
+        return finished
+
+    def _check_topics(self, known: Mapping[str, str]) -> Future[None]:
+        """`known`: the ids of those that we have."""
+        topics = self.routes.topics
+        self._look_for_redrives()
+        return self._errands.send(lambda: self._claims.check_topics(known, topics))
+
+    def _handler(self, topic: str) -> HandlerPlan:
+        handler, takers = self.routes.handler_of(topic), self.routes.takers(topic)
+        if len(takers) > 1:
+            raise ConfigurationError(
+                f"the patterns of {takers[0].binding.name} and {takers[1].binding.name} both match topic {topic!r}, "
+                f"and in a group each record has one handler: make one of them narrower, or give one its own group="
+            )
+        if handler is None:
+            raise ConfigurationError(
+                f"the broker assigned topic {topic!r}, which no handler takes: it reads a pattern in another way than "
+                f"Python's re.fullmatch; write it with plain characters, '.', '*', '+', '?', '[...]' and '|'"
+            )
+        return handler
 
     def _make_lane(self, partition: Partition, position: Position) -> Lane:
-        handler = self._handlers[partition.topic]
+        handler = self._handler(partition.topic)
+        if self._relay is not None:
+            self._relay.open(partition, position.epoch)
         return Lane(
             partition,
             self._lanes[handler],
@@ -188,50 +246,18 @@ class Engine:
             epoch=position.epoch,
             start=position.next_offset,
             scope=f"{self.plan.group}:{position.topic_id or partition.topic}",
-            pace=_pace_of(handler),
+            pace=pace_of(handler, self.plan.store, self._home),
             gathering=None if handler.batching is None else Gathering(handler.batching),
+            tried=tried_before(position.metadata),
         )
 
 
-def _pace_of(handler: HandlerPlan) -> Pace:
-    limit = handler.chunk or BATCH
-    if handler.binding.is_async:
-        return Pace(limit, waits=True, target=LOOP_SLICE)
-    return Pace(limit, waits=handler.waits)
+def _may_be_lent(plan: ConsumerPlan) -> bool:
+    """Whether bursts on the event loop make sense. An async listener would be waited for on its own loop."""
+    return all(h.plainly_async for h in plan.handlers) and not any(listener.is_async for listener in plan.listeners)
 
 
-def _lanes_for(
-    handler: HandlerPlan, store: OffsetStore, outcomes: Outcomes, ownership: Ownership, equipment: Equipment
-) -> Lanes:
-    name, most = f"kconsume-{handler.binding.name}", most_workers(handler, store)
-    if handler.executor == "inline":
-        return InlineLanes(outcomes)
-    if handler.executor == "async":
-        return AsyncLanes(outcomes, name, most, equipment.home)
-    return ThreadLanes(outcomes, name, most, ownership)
-
-
-def most_workers(handler: HandlerPlan, store: OffsetStore) -> int:
-    """As many as asked for; by default as many as can do something side by side."""
-    useful = DEFAULT_WORKERS
-    if handler.binding.transaction is not None and isinstance(store, TransactionalStore):
-        useful = min(useful, store.parallel or useful)
-    return handler.concurrency or useful
-
-
-def work_for(handler: HandlerPlan, store: OffsetStore, group: str, equipment: Equipment) -> Work:
-    """What is done with the chunks of a handler: plainly or in transactions, on threads or on the event loop."""
-    binding, batched = handler.binding, handler.binding.batched
-    limiter = None if handler.rate is None else Limiter(handler.rate)
-    course = Course(binding, handler.policy, limiter, stores=binding.transaction is not None)
-    outlet = equipment.outlet if binding.sends else None
-    furnished = (equipment.resources, handler.wraps, equipment.most_bytes)
-    if binding.transaction is None:
-        if binding.is_async:
-            return LoopWork(course, PlainlyAsync(binding.async_runner(*furnished), batched, outlet))
-        return ThreadWork(course, Plainly(binding.runner(*furnished), batched, outlet))
-    assert isinstance(store, TransactionalStore)  # checked when the handler was decorated
-    if binding.is_async:
-        runner, hands = binding.async_runner(*furnished), equipment.home.hands
-        return LoopWork(course, InTransactionsAsync(runner, batched, store, group, outlet, hands))
-    return ThreadWork(course, InTransactions(binding.runner(*furnished), batched, store, group, outlet))
+def _relay_of(plan: ConsumerPlan, equipment: Equipment, owner: str) -> Relay | None:
+    if equipment.relay_outlet is None or not isinstance(plan.store, OutboxStore):
+        return None
+    return Relay(plan.store, plan.group, equipment.relay_outlet, owner)

@@ -33,6 +33,12 @@ class Gathering:
         """When what waits is handed over though it is not full."""
         return self._due
 
+    def appetite(self, about: int) -> int:
+        """How many records to fetch, about so many, to fill batches with them: what is left over would only wait."""
+        records = self._batching.records
+        missing = records - len(self._messages)
+        return min(missing, about) + max(0, about - missing) // records * records
+
     def add(self, messages: list[Message], now: float) -> None:
         if not self._messages:
             self._due = now + self._batching.wait

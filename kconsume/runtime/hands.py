@@ -1,7 +1,8 @@
-"""Threads beside an event loop, for transactions: each is entered, advanced and left on one of them.
+"""Threads to hand something to: a transaction of an event loop, which is entered, advanced and left on one of them; or
+the calls of a handler that may be given up.
 
 Not the loop's own threads. Those are few, and the person's: if all of them waited for a lock, nobody could leave the
-transaction that holds it. What a transaction does is not known here.
+transaction that holds it. What they do is not known here.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from kconsume.runtime.errands import Errands
 
 
 class Hands:
-    """As many threads as there are transactions at once, kept for the next ones."""
+    """As many threads as there is work for at once, kept for what comes next."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Coroutine
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextvars import Context, copy_context
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from kconsume.runtime.hands import Hands
 
@@ -26,6 +26,10 @@ class Home(Protocol):
 
     hands: Hands
     """Threads for what may block."""
+
+    lends: ClassVar[bool]
+    """Whether the consumer may be lent to it for a moment: a rebalance then takes place there, and may take half a
+    second."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
@@ -79,8 +83,10 @@ class _Tasks:
 class OwnLoop:
     """An event loop in a thread of its own, made when it is first asked for."""
 
+    lends: ClassVar = True
+
     def __init__(self, name: str) -> None:
-        self.hands = Hands(f"{name}-transaction")
+        self.hands = Hands(f"{name}-hand")
         self._name = name
         self._tasks = _Tasks(Context())
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -138,8 +144,10 @@ class OwnLoop:
 class CallersLoop:
     """The loop of `async with app.running():`, which goes on afterwards. Handlers begin with the caller's context."""
 
+    lends: ClassVar = False
+
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.hands = Hands("kconsume-transaction")
+        self.hands = Hands("kconsume-hand")
         self._loop = loop
         self._tasks = _Tasks(copy_context())
 

@@ -62,9 +62,12 @@ class Body:
             self._over.wait(_AGAIN)
 
     def _raise(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        if self._active and not _is_entering_or_leaving(frame):
-            self._active = False
+        if not self._active:
+            return
+        self._active = False  # before anything else: another one may come while we look, and must find us done
+        if not _is_entering_or_leaving(frame):
             raise Interrupted
+        self._active = not self._over.is_set()
 
 
 def _is_entering_or_leaving(frame: FrameType | None) -> bool:

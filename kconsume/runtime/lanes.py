@@ -9,11 +9,14 @@ The owner thread opens, fills and closes lanes; workers only run them and report
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import threading
+import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from kconsume.records import Message, Partition
 from kconsume.runtime.budget import Pace
@@ -21,6 +24,7 @@ from kconsume.runtime.ownership import Ownership
 
 if TYPE_CHECKING:
     from kconsume.runtime.gathering import Gathering
+    from kconsume.runtime.under_way import UnderWay
 
 
 class Chunk(NamedTuple):
@@ -42,6 +46,8 @@ class Progress(NamedTuple):
     leader_epoch: int | None = None
     stored: bool = False
     """Whether the store has it already, because it was committed with the work."""
+    part: Sequence[Message] = ()
+    """The records, so that they are freed where they were made: on the thread that takes this."""
 
 
 class Failure(NamedTuple):
@@ -67,16 +73,30 @@ class Ejected(NamedTuple):
     error: BaseException
 
 
-Outcome = Progress | Failure | Ejected | Crashed
+class Undelivered(NamedTuple):
+    """Letters of the lane that were on their way could not be written; nothing behind them is passed before they are.
+    An empty chunk has the lane see to it."""
+
+    lane: Lane
+
+
+Outcome = Progress | Failure | Ejected | Crashed | Undelivered
 Outcomes = SimpleQueue[Outcome]
 Report = Callable[[Outcome], None]
 
 
-class Work(Protocol):
-    """Handles a chunk of a lane and reports how far it came. Returns early once `lane.stop` is not empty. On an event
-    loop it is awaited."""
+class Parked(NamedTuple):
+    """A chunk that goes on later: nobody waits for it meanwhile, and nothing else of its lane is run."""
 
-    def __call__(self, lane: Lane, chunk: Chunk, report: Report, /) -> Awaitable[None] | None: ...
+    seconds: float
+    resume: Callable[[], Awaitable[Parked | None] | Parked | None]
+
+
+class Work(Protocol):
+    """Handles a chunk of a lane and reports how far it came. Returns early once `lane.stop` is not empty, or to go on
+    later. On an event loop it is awaited."""
+
+    def __call__(self, lane: Lane, chunk: Chunk, report: Report, /) -> Awaitable[Parked | None] | Parked | None: ...
 
 
 class Lane:
@@ -84,8 +104,8 @@ class Lane:
     outcomes of a lane that was closed are recognised by it and dropped."""
 
     __slots__ = (
-        "busy", "bytes", "chunks", "epoch", "gathering", "lanes", "lock", "pace", "partition", "records", "scope",
-        "stop", "stored", "work",
+        "busy", "bytes", "chunks", "epoch", "gathering", "lanes", "lock", "pace", "parked", "partition", "records",
+        "scope", "stop", "stored", "tried", "under_way", "work",
     )  # fmt: skip
 
     def __init__(
@@ -99,6 +119,7 @@ class Lane:
         scope: str,
         pace: Pace,
         gathering: Gathering | None = None,
+        tried: tuple[int, int] | None = None,
     ) -> None:
         self.partition = partition
         self.lanes = lanes
@@ -110,14 +131,25 @@ class Lane:
         self.pace = pace
         self.gathering = gathering
         """Where records wait until they are a batch, for handlers of batches."""
+        self.tried = tried
+        """The offset of a record and how often an earlier owner has tried it, until it is come to."""
         self.chunks: deque[Chunk] = deque()
         self.stop: list[str] = []
         """Not empty once the lane must stop; a list, because looking at one costs a runner nothing."""
         self.busy = False
+        self.parked: Parked | None = None
+        """What goes on before the next chunk. A lane with it is busy."""
+        self.under_way: UnderWay | None = None
+        """Letters that are not confirmed yet, once there was one; a lane with it need not be busy."""
         self.lock = threading.Lock()
         self.records = 0
         self.bytes = 0
         """What waits for a worker or is with one, counted on the owner thread."""
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether something of it may still be reported without a further chunk."""
+        return self.busy or (self.under_way is not None and self.under_way.moves)
 
     def took_on(self, chunk: Chunk) -> None:
         self.records += len(chunk.messages)
@@ -193,6 +225,7 @@ class ThreadLanes:
         self._name = name
         self._most = most
         self._ready: SimpleQueue[Lane | None] = SimpleQueue()
+        self._alarm = Alarm(name, self._ready.put)
         self._open = 0
         self._started = 0
         self._abandoned = 0
@@ -253,19 +286,57 @@ class ThreadLanes:
     def _run(self) -> None:
         while (lane := self._ready.get()) is not None:
             with lane.lock:
-                chunk = lane.chunks.popleft() if lane.chunks else None
+                chunk = lane.chunks.popleft() if lane.chunks and lane.parked is None else None
             self._handle(lane, chunk)
             if self._too_many():
                 return
 
     def _handle(self, lane: Lane, chunk: Chunk | None) -> None:
-        if chunk is not None:
-            try:
-                lane.work(lane, chunk, self._report)
-            except BaseException as error:  # noqa: BLE001  (reported, and the thread goes on)
-                lane.brake("crashed")
-                self._report(Crashed(lane, error))
+        parked, lane.parked = lane.parked, None
+        try:
+            if parked is not None:
+                parked = cast("Parked | None", parked.resume())
+            elif chunk is not None:
+                parked = cast("Parked | None", lane.work(lane, chunk, self._report))
+        except BaseException as error:  # noqa: BLE001  (reported, and the thread goes on)
+            parked = None
+            lane.brake("crashed")
+            self._report(Crashed(lane, error))
+        if parked is not None:
+            lane.parked = parked
+            return self._alarm.wake(lane, parked.seconds)
         with lane.lock:
             lane.busy = again = bool(lane.chunks)
-        if again:
-            self._ready.put(lane)
+        return self._ready.put(lane) if again else None
+
+
+class Alarm:
+    """Hands lanes back when their time has come. One thread, while there is something to wait for."""
+
+    LINGERS = 5.0
+    """Seconds that it stays for the next one: a rate has a lane wait many times a second."""
+
+    def __init__(self, name: str, wake: Callable[[Lane], None]) -> None:
+        self._name = name
+        self._wake = wake
+        self._due: list[tuple[float, int, Lane]] = []
+        self._numbers = itertools.count()
+        self._changed = threading.Condition()
+        self._runs = False
+
+    def wake(self, lane: Lane, seconds: float) -> None:
+        with self._changed:
+            heapq.heappush(self._due, (time.monotonic() + seconds, next(self._numbers), lane))
+            if not self._runs:
+                self._runs = True
+                threading.Thread(target=self._run, name=f"{self._name}-alarm", daemon=True).start()
+            self._changed.notify()
+
+    def _run(self) -> None:
+        with self._changed:
+            while self._due or self._changed.wait(self.LINGERS):
+                if (left := self._due[0][0] - time.monotonic()) > 0:
+                    self._changed.wait(left)
+                else:
+                    self._wake(heapq.heappop(self._due)[2])
+            self._runs = False

@@ -14,25 +14,30 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from kconsume.errors import HandlerFailed
 from kconsume.records import Message, Partition
+from kconsume.runtime.arrivals import Runs
 from kconsume.runtime.budget import Deadline
 from kconsume.runtime.commits import GroupLedger, Ledger, Marks
-from kconsume.runtime.lanes import Chunk, Crashed, Ejected, Lane, Outcome, Outcomes, Progress
+from kconsume.runtime.holding import Holding, State
+from kconsume.runtime.home import Home
+from kconsume.runtime.lanes import Chunk, Crashed, Ejected, Lane, Outcome, Outcomes, Progress, Undelivered
+from kconsume.runtime.lending import Lending
 from kconsume.runtime.ownership import Deposed
 from kconsume.runtime.pressure import Advice, Window
-from kconsume.runtime.source import Runs, Source
-from kconsume.runtime.tenancy import Holding, State, Tenancy
+from kconsume.runtime.source import Source
+from kconsume.runtime.tenancy import Tenancy
 
 _log = logging.getLogger("kconsume.loop")
 
 COMMIT_EVERY = 1.0
 CHECKUP_EVERY = 60.0
-GRACE = 0.5
 POLL = 0.1
+_MOMENT = 0.005
 _ROOM_POLL = 0.05
 
 
@@ -62,6 +67,7 @@ class Loop:
         memory: int,
         shutdown: float,
         checkup: Callable[[Mapping[str, str]], Future[None]],
+        home: Home | None = None,
     ) -> None:
         self.snapshot = Snapshot()
         self.failure: BaseException | None = None
@@ -73,6 +79,7 @@ class Loop:
         self._memory = memory
         self._shutdown = shutdown
         self._checkup = checkup
+        self._lending = None if home is None else Lending(home, self)
         self._checkup_at = time.monotonic() + CHECKUP_EVERY
         self._polled_at = 0.0
         self._confirming: set[Holding] = set()
@@ -82,6 +89,8 @@ class Loop:
         self._last_record = time.monotonic()
         self._commit_at = 0.0
         self._crowded: dict[Holding, float] = {}
+        self._appetite: int | None = None
+        """How many records to fetch, to fill batches of the partition that they came from last."""
         self._gathering: set[Holding] = set()
         """Those with records that wait for their batch."""
         self._handled = 0
@@ -135,6 +144,7 @@ class Loop:
             self._drain(deadline)
         except BaseException as error:  # noqa: BLE001  (as above; the group is left all the same)
             self._fail(error)
+        self._tenancy.leave(deadline)
         try:
             self._source.close()
         except BaseException as error:  # noqa: BLE001  (as above)
@@ -151,14 +161,15 @@ class Loop:
         if now >= self._commit_at:
             self._commit(now)
         self._collect()
-        if self._source.trouble:
-            self._report_trouble(now)
+        self._report_trouble(now)
         if now >= self._checkup_at:
             self._check_topics(now)
         if self._gathering:
             self._hand_over_batches(now)
+        if self._lending is not None and self._lending.burst():
+            return
         crowded = self._crowded and self._relieve(now)
-        runs = self._await_room() if crowded else self._source.fetch(self._patience())
+        runs = self._await_room() if crowded else self._source.fetch(self._patience(), self._appetite)
         if runs:
             self._last_record = time.monotonic()  # again, for it may have waited for them
             self._dispatch(runs, self._last_record)
@@ -167,6 +178,19 @@ class Loop:
                 self._hand_over_batches(math.inf)  # what they wait for does not come
             elif all(h.tracker.idle for h in self._tenancy.holdings.values()):
                 self._set_stop(Deadline(self._shutdown))
+
+    def fetch_now(self) -> bool:
+        """Also on the event loop, in a burst (`lending.py`)."""
+        self._complete()
+        runs = self._source.fetch(0)
+        if runs:
+            self._last_record = time.monotonic()
+            self._dispatch(runs, self._last_record)
+        return bool(runs)
+
+    def at_rest(self) -> bool:
+        lanes = [h.lane for h in self._tenancy.holdings.values()]
+        return bool(lanes) and all(lane is not None and lane.pace.swift and not lane.busy for lane in lanes)
 
     def _patience(self) -> float:
         if not self._tenancy.settled:
@@ -187,17 +211,20 @@ class Loop:
             holding = holdings.get(partition)
             if holding is None or holding.lane is None:
                 continue  # not ours (any more): never delivered, so never passed
-            if holding.lane.gathering is None:
+            gathering = holding.lane.gathering
+            if gathering is None:
                 self._deliver(holding, holding.lane, Chunk(run, run[0].offset(), run[-1].offset()), window)
             else:
                 self._gathering.add(holding)
-                holding.lane.gathering.add(run, now)
+                gathering.add(run, now)
                 self._hand_over(holding, window, now)
+                self._appetite = gathering.appetite(self._source.batch)
 
     def _deliver(self, holding: Holding, lane: Lane, chunk: Chunk, window: Window) -> None:
         holding.tracker.delivered(chunk.first, chunk.last)
         lane.lanes.submit(lane, chunk)
-        if window.share(lane.records, lane.bytes, lane.pace.seconds_each) >= 1.0:
+        pace = lane.pace
+        if window.share(lane.records, lane.bytes, pace.seconds_each, waits=pace.waits) >= 1.0:
             self._crowded.setdefault(holding, time.monotonic())
 
     def _hand_over_batches(self, now: float) -> None:
@@ -229,6 +256,9 @@ class Loop:
             self._advance(holding, outcome)
         elif isinstance(outcome, Ejected):
             self._tenancy.eject(holding, outcome.error)
+        elif isinstance(outcome, Undelivered):
+            # Not here: this may be inside the client's callback, and its lane's work may be run by this thread.
+            self.request(partial(outcome.lane.lanes.submit, outcome.lane, Chunk([], 0, -1)))
         elif isinstance(outcome, Crashed):
             raise outcome.error
         else:
@@ -240,6 +270,8 @@ class Loop:
         lane, count = progress.lane, progress.handled + progress.skipped
         holding.tracker.finished(progress.first, progress.upto)
         holding.leader_epoch = progress.leader_epoch
+        holding.tries = 0
+        holding.handled += count
         if progress.stored:
             holding.stored = progress.upto
         elif progress.upto - (holding.stored or 0) > Window.MOST_RECORDS:
@@ -279,17 +311,21 @@ class Loop:
                 if holding in self._confirming:
                     self._tenancy.confirm(holding)
 
-    def see_off(self, leaving: list[Holding]) -> None:
-        """Partitions were revoked, their lanes braked: give what runs a short grace, then send the last offsets.
+    def see_off(self, leaving: list[Holding], budget: Deadline) -> int:
+        """Partitions were revoked, their lanes braked: give what runs its part of the budget, then send the last
+        offsets. Answers how many records were finished meanwhile.
 
         Inside the client's callback: it does not poll.
         """
-        grace = Deadline(GRACE)
-        while not grace.passed and any(h.lane is not None and h.lane.busy for h in leaving):
-            self._await_outcome(grace.left)
+        before = sum(h.handled for h in leaving)
+        running = budget.part(0.5)
+        while not running.passed and any(h.lane is not None and h.lane.unfinished for h in leaving):
+            # A moment at a time: a lane comes to rest just after its last report, and says nothing more.
+            self._await_outcome(min(_MOMENT, running.left))
         self._complete()
         if marks := _unsaved(leaving):
-            self._ledger.hand_over(marks, Deadline(GRACE))
+            self._ledger.hand_over(marks, budget)
+        return sum(h.handled for h in leaving) - before
 
     # Back-pressure
 
@@ -302,8 +338,9 @@ class Loop:
             if lane is None or self._tenancy.holdings.get(holding.partition) is not holding:
                 del self._crowded[holding]
                 continue
+            pace, crowded_for = lane.pace, now - since
             advice = window.advise(
-                lane.records, lane.bytes, crowded_for=now - since, seconds_each=lane.pace.seconds_each
+                lane.records, lane.bytes, crowded_for=crowded_for, seconds_each=pace.seconds_each, waits=pace.waits
             )
             if advice is Advice.FLOW:
                 del self._crowded[holding]
@@ -331,12 +368,12 @@ class Loop:
         self._source.pause(list(tenancy.holdings))
         dropped = tenancy.brake_all("stop")
         running = deadline.part(0.7)
-        while not running.passed and any(h.lane is not None and h.lane.busy for h in tenancy.holdings.values()):
-            self._source.poll()
+        while not running.passed and any(h.lane is not None and h.lane.unfinished for h in tenancy.holdings.values()):
+            self._serve()
             self._await_outcome(min(_ROOM_POLL, running.left))
         self._complete()
         for holding in tenancy.holdings.values():
-            if holding.lane is not None and holding.lane.busy:
+            if holding.lane is not None and holding.lane.unfinished:
                 tenancy.abandoned.append(holding.partition)
         self._commit_last(deadline.part(0.5))
         self._publish("leaving")
@@ -350,19 +387,34 @@ class Loop:
 
     def _commit_last(self, deadline: Deadline) -> None:
         """Commit until nothing is unsaved. With brokers that do not answer, give up and say so."""
+        pause, courtesy = Deadline(0.0), deadline.part(0.1)
         while True:
             self._collect()
             unsaved = [h for h in self._tenancy.holdings.values() if h.unsaved]
-            mirror = self._mirror
-            if not unsaved and (mirror is None or not mirror.busy) and not self._ledger.busy:
+            # Lag tools should see where we stopped; for a mirror that is refused nobody waits long.
+            behind = not courtesy.passed and self._mirror is not None and self._mirror_is_behind
+            busy = self._ledger.busy or (self._mirror is not None and self._mirror.busy)
+            if not unsaved and not behind and not busy:
                 break
             if deadline.passed:
                 _log.error("not committed partitions=%s", ",".join(str(h.partition) for h in unsaved) or "-")
                 break
-            if unsaved and not self._ledger.busy:
+            if (unsaved or behind) and not self._ledger.busy and pause.passed:
+                pause = Deadline(_ROOM_POLL)
                 self._commit(time.monotonic())
-            self._source.poll()
+            self._serve()
             time.sleep(0.002)
+
+    @property
+    def _mirror_is_behind(self) -> bool:
+        return any(h.stored is not None and h.stored != h.mirrored for h in self._tenancy.holdings.values())
+
+    def _serve(self) -> None:
+        """Have the client's callbacks called. What has gone wrong with it does not cut the drain short."""
+        try:
+            self._source.poll()
+        except BaseException as error:  # noqa: BLE001  (kept in `failure`, raised by the supervisor)
+            self._fail(error)
 
     def _nothing_comes(self, now: float) -> bool:
         tenancy = self._tenancy
@@ -412,8 +464,8 @@ class Loop:
         )
 
     def _report_trouble(self, now: float) -> None:
-        trouble, self._source.trouble = self._source.trouble, []
-        if now - self._trouble_at >= 10.0:
+        trouble = self._source.take_trouble()
+        if trouble and now - self._trouble_at >= 10.0:
             self._trouble_at = now
             _log.warning("broker trouble, the client goes on trying times=%d last=%r", len(trouble), trouble[-1].str())
 

@@ -1,51 +1,54 @@
 """The Kafka consumer: the only file that touches `confluent_kafka.Consumer`.
 
-One thread owns a `Source`; every method is called on it. The client's callbacks run inside `fetch` and
+One thread at a time has a `Source`; every method is called on it. The client's callbacks run inside `fetch` and
 `close`, on that same thread, and are total: nothing escapes into librdkafka, where an exception destroys the
 records in hand and can hang `close()`. What goes wrong in one is parked and raised by the next `fetch`.
 
-The story of a rebalance (cooperative-sticky, KIP-429)
-------------------------------------------------------
-1. A member joins or leaves. The coordinator tells everybody at their next heartbeat; nothing stops.
-2. `on_revoke` names the partitions that move away from us. The tenant (`runtime/tenancy.py`) stops their
-   lanes, gives the handlers that run a short grace to end, and sends the last offsets; then they are
-   unassigned and the client joins the next round. The commit is ahead of that join on the same connection,
-   so the next owner reads it. The grace is short because nothing is fetched meanwhile. Answering
-   `incremental_unassign([])` and unassigning later would not hold the partitions back: the client leaves
-   them out of its next join all the same, and they were assigned to another member while their handler
-   still ran (measured). A handler that outlasts the grace is what the fence is for.
-3. `on_assign` names what is new, often nothing. The tenant claims them in the store, off this thread. Usually
-   that is done within half a second and they are assigned at the claimed offsets at once. If it is slower,
-   the *full* list is assigned, paused, and `place` starts each partition when its claim is in. Offsets
-   are always passed: an element without one would start at the offset committed in Kafka (rule 5).
-4. `on_lost` means that the broker has given the partitions away already: no commit, no waiting. The fence
-   of the store keeps late writes out.
+The story of a rebalance
+------------------------
+1. A member joins, leaves or is not heard of any more; partitions are added; a subscription changes. The coordinator
+   tells everybody at their next heartbeat. Nothing stops.
+2. `on_revoke` names what we have to give up: under *cooperative* (KIP-429) and *consumer* (KIP-848) what moves away,
+   under *eager* everything. The tenant (`runtime/tenancy.py`) stops those lanes, drops what has not started, gives
+   the handlers that run their share of one budget, sends the last offsets, tells the listeners. Then they are
+   unassigned, and with that the client lets go of them.
+   - Under *eager* the whole group waits for the slowest member, so the budget is seconds.
+   - Under *cooperative* it is short, because nothing is fetched meanwhile. Answering `incremental_unassign([])` and
+     unassigning later would not hold the partitions back: the client leaves them out of its next join all the same,
+     and another member had them half a second later while the first had not unassigned (measured). The last
+     commit is ahead of that join on the same connection, so the next owner reads it.
+   - Under *consumer* the partitions are handed over, one by one, when the callback returns; so it waits itself, a
+     second at most where a fence guards the store.
+   A handler that outlasts the budget is what the fence is for; with `kafka://` its record is repeated.
+3. `on_assign` names what is new (*eager*: everything), often nothing. The tenant claims it in the store, off this
+   thread. Usually that is done within half a second and the partitions are assigned at the claimed offsets at once.
+   If it is slower, the *full* list is assigned, paused, and `place` starts each partition when its claim is in.
+   Offsets are always passed: an element without one would start at the offset committed in Kafka (rule 5).
+4. `on_lost` means that the broker has given the partitions away already: no commit, no waiting. The fence of the
+   store keeps late writes out. Under *consumer* it may never come: a member that the broker has put out goes on
+   until its next heartbeat is answered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from itertools import groupby
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol
 
 from confluent_kafka import (
-    OFFSET_BEGINNING,
     Consumer,
     KafkaError,
     KafkaException,
+    Message,
     TopicPartition,
 )
-from confluent_kafka import Message as ClientMessage
 
-from kconsume.errors import ClientFailed, ConfigurationError, OffsetOutOfRange, TopicNotFound
-from kconsume.records import Message, Partition
+from kconsume.errors import ConfigurationError, KconsumeError
+from kconsume.protocols import GroupProtocol, protocol_of
+from kconsume.records import Partition
+from kconsume.runtime.arrivals import Arrivals, Runs
 from kconsume.runtime.client_log import client_log
+from kconsume.runtime.nudges import Nudges
 from kconsume.settings import ClientValue
-
-_error_of = ClientMessage.error
-# The stub says that they may be None; of a message without an error they are not.
-_topic_of = cast(Callable[[Message], str], ClientMessage.topic)
-_number_of = cast(Callable[[Message], int], ClientMessage.partition)
 
 # A commit that met a rebalance or a moved coordinator: said again with the next one, if still owned.
 _COMMIT_AGAIN = {
@@ -57,28 +60,16 @@ _COMMIT_AGAIN = {
     KafkaError._WAIT_COORD,
     KafkaError._TIMED_OUT,
     KafkaError._TRANSPORT,
+    KafkaError.STALE_MEMBER_EPOCH,
 }
 # The broker does not know us (any more); the client's own callbacks follow.
 _COMMIT_DISOWNED = {
     KafkaError.ILLEGAL_GENERATION,
     KafkaError.UNKNOWN_MEMBER_ID,
     KafkaError.FENCED_MEMBER_EPOCH,
-    KafkaError.STALE_MEMBER_EPOCH,
     KafkaError._NO_OFFSET,
     KafkaError._ASSIGNMENT_LOST,
 }
-_FATAL = {
-    KafkaError._FATAL,
-    KafkaError.FENCED_INSTANCE_ID,
-    KafkaError.GROUP_AUTHORIZATION_FAILED,
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-    KafkaError._AUTHENTICATION,
-}
-
-
-Runs = list[tuple[Partition, list[Message]]]
-"""Records as they came, cut where the partition changes."""
 
 
 class Place(NamedTuple):
@@ -87,6 +78,11 @@ class Place(NamedTuple):
     offset: int
     leader_epoch: int | None = None
     paused: bool = False
+
+
+# Not at the beginning: the client would ask the broker where that is, and go there when the answer comes, though it has
+# been placed elsewhere since (measured; a slow broker is enough). Paused at a number, it asks nothing.
+NOWHERE = Place(0, paused=True)
 
 
 class Mark(NamedTuple):
@@ -102,11 +98,13 @@ class CommitResult(NamedTuple):
 
     offsets: dict[Partition, int]
     error: str | None
+    refusal: KconsumeError | None = None
+    """Why the same commit would not be taken later either."""
 
 
 class Tenant(Protocol):
-    """Who lives in the partitions. Called on the owner thread, inside the client's callbacks; must not
-    raise for a reason that is not a fault, and must not block beyond its budget."""
+    """Who lives in the partitions. Called inside the client's callbacks; must not raise for a reason that is not a
+    fault, and must not block beyond its budget."""
 
     def assigned(self, partitions: list[Partition]) -> Mapping[Partition, Place]:
         """Where to start each; one that is left out is assigned paused, until `Source.place`."""
@@ -125,16 +123,24 @@ class Source:
     """A consumer of one group."""
 
     def __init__(self, settings: Mapping[str, ClientValue], tenant: Tenant, *, batch: int = 1000) -> None:
-        self.ends: set[Partition] = set()
-        """Partitions whose end was reached, and of which nothing came since."""
-        self.trouble: list[KafkaError] = []
-        """What the client said of its connections, for the loop to report."""
+        self.protocol = protocol_of(settings)
+        self._nudges = Nudges()
         self.commit_results: list[CommitResult] = []
+        instance = settings.get("group.instance.id")
+        self._arrivals = Arrivals(None if instance is None else str(instance))
         self._tenant = tenant
-        self._batch = batch
-        self._one_topic: str | None = None
-        self._reached: set[Partition] = set()
-        self._fault: BaseException | None = None
+        self.batch = batch
+        """How many records are fetched at once, unless it is said."""
+        self._subscribed = False
+        self._topics: list[str] = []
+        self._next_topics: list[str] | None = None
+        """What is to be subscribed to after the rebalance that is on its way."""
+        self._static = instance is not None
+        self._eager = self.protocol is GroupProtocol.EAGER
+        self._places: dict[Partition, Place] = {}
+        """Under *eager*, where every assigned partition goes on: to place one of them, all are assigned anew."""
+        self._late: dict[Partition, Place] = {}
+        """Where partitions were placed that waited nowhere first."""
         try:
             self._consumer = Consumer(
                 {
@@ -153,45 +159,126 @@ class Source:
     # Reading
 
     def subscribe(self, topics: list[str]) -> None:
-        self._one_topic = topics[0] if len(topics) == 1 else None
-        self._consumer.subscribe(topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
+        """Also while it runs: what is no longer wanted is revoked. A name that begins with ^ is a pattern."""
+        if self._subscribed and self.protocol is GroupProtocol.COOPERATIVE:
+            # What is not in its subscription the client calls lost, not revoked (measured): nothing of it would be
+            # committed. With the old topics beside the new ones first, it gives them up in order.
+            self._next_topics, topics = topics, sorted({*self._topics, *topics})
+        self._topics = topics
+        # Records of a topic that is no longer wanted may still come: then they are told apart by their topic.
+        single = not self._subscribed and len(topics) == 1 and not topics[0].startswith("^")
+        self._arrivals.one_topic = topics[0] if single else None
+        self._arrivals.named = {topic for topic in topics if not topic.startswith("^")}
+        self._arrivals.has_patterns = len(self._arrivals.named) < len(topics)
+        self._subscribed = True
+        self._subscribe()
 
-    def fetch(self, timeout: float) -> Runs:
+    def _subscribe(self) -> None:
+        callbacks = {"on_assign": self._on_assign, "on_revoke": self._on_revoke, "on_lost": self._on_lost}
+        self._consumer.subscribe(self._topics, **callbacks)
+
+    @property
+    def ends(self) -> set[Partition]:
+        """Partitions whose end was reached, and of which nothing came since."""
+        return self._arrivals.ends
+
+    def take_trouble(self) -> list[KafkaError]:
+        """What the client said of its connections since this was last asked."""
+        trouble, self._arrivals.trouble = self._arrivals.trouble, []
+        return trouble
+
+    def fetch(self, timeout: float, most: int | None = None) -> Runs:
         """Records that are there, by partition and in order; waits for the first up to `timeout`."""
+        # Before anything is taken: raised afterwards, a fault would take the records in hand with it.
+        self._arrivals.raise_fault()
         # consume(n, t) would wait the whole t for n messages, so it only ever takes what is there.
-        messages = self._consumer.consume(self._batch, 0)
+        messages = self._consumer.consume(most or self.batch, 0)
+        if self._nudges.due():
+            self._nudge()
+            timeout = min(timeout, self._nudges.EVERY)
         if not messages:
             first = self._consumer.poll(timeout)
             messages = [] if first is None else [first]
-        if self._fault is not None:
-            self._raise_fault()
         return self._sorted(messages)
+
+    def _wake(self) -> None:
+        if not self._eager:
+            self._nudges.begin()
+
+    def _nudge(self) -> None:
+        """Ask the leaders something that nobody wants to know (`nudges.py`). Answered in a moment; a broker that takes
+        longer is not asked again. Never with a short timeout: the client hangs up on a broker that misses one."""
+        assigned = self._consumer.assignment()[: self._nudges.ENOUGH]
+        try:
+            if assigned:
+                elements = [TopicPartition(each.topic, each.partition, 0) for each in assigned]
+                self._consumer.offsets_for_times(elements, timeout=self._nudges.PATIENCE)
+        except KafkaException:
+            self._nudges.end()
 
     def poll(self) -> Runs:
         """Serve the client's callbacks and take at most one record."""
+        self._arrivals.raise_fault()
         message = self._consumer.poll(0)
-        if self._fault is not None:
-            self._raise_fault()
         return [] if message is None else self._sorted([message])
+
+    def _sorted(self, messages: list[Message]) -> Runs:
+        runs = self._arrivals.sort(messages)
+        if self._arrivals.astray:
+            self._place_again(self._arrivals.astray)
+        if self._eager:
+            self._note(runs)
+        return runs
+
+    def _place_again(self, astray: set[Partition]) -> None:
+        """A fetch from nowhere was on its way when the partition was paused, and its log begins later: by that answer
+        the client has stopped reading there."""
+        places = {p: place for p in astray if (place := self._late.get(p)) is not None}
+        astray.clear()
+        if places:
+            self.place(places)
+            self._arrivals.unproven.difference_update(places)  # once: should it be so again, then it is true
+
+    def _note(self, runs: Runs) -> None:
+        for partition, run in runs:
+            self._places[partition] = Place(run[-1].offset() + 1, run[-1].leader_epoch())
 
     # Partitions
 
     def place(self, places: Mapping[Partition, Place]) -> None:
         """Start (or restart) assigned partitions at these places."""
-        self._consumer.incremental_unassign([TopicPartition(*p) for p in places])
+        self._late.update((p, place) for p, place in places.items() if p in self._arrivals.unproven)
+        if not self._eager:
+            self._consumer.incremental_unassign([TopicPartition(*p) for p in places])
         self._start(places)
         self.ends.difference_update(places)
 
     def take(self, places: Mapping[Partition, Place]) -> None:
         """Assign partitions without a group's coordination."""
-        self._one_topic = next(iter(places)).topic
+        self._arrivals.one_topic = next(iter(places)).topic
         self._start(places)
+        self._arrivals.unproven.update(p for p, place in places.items() if place == NOWHERE)
 
     def _start(self, places: Mapping[Partition, Place]) -> None:
-        self._consumer.incremental_assign([_element(p, place) for p, place in places.items()])
+        if self._eager:
+            self._places.update(places)
+            self._consumer.assign([_element(p, place) for p, place in self._places.items()])
+        else:
+            self._consumer.incremental_assign([_element(p, place) for p, place in places.items()])
         # A pause outlives a revoke on the same consumer (rule 10), so both lists are said.
         self.pause(p for p, place in places.items() if place.paused)
         self.resume(p for p, place in places.items() if not place.paused)
+
+    def _let_go(self, elements: list[TopicPartition]) -> None:
+        for element in elements:
+            partition = Partition(element.topic, element.partition)
+            self._arrivals.unproven.discard(partition)
+            self._late.pop(partition, None)
+        if self._eager:
+            self._places.clear()
+            self._consumer.unassign()
+        else:
+            self._consumer.incremental_unassign(elements)
 
     def pause(self, partitions: Iterable[Partition]) -> None:
         """Stop fetching. Discards what the client has prefetched of them (librdkafka issue 5343)."""
@@ -212,19 +299,25 @@ class Source:
 
     def close(self) -> None:
         """Leave the group. May hang when brokers accept connections and do not answer: watch it."""
+        # Closed in the middle of a rebalance, the client may leave without a word: the group then waited for its
+        # session to end, in two of four tries. Unsubscribed first, it was heard in all of twelve (measured). A static
+        # member must not be heard: it will be back.
+        if self._subscribed and not self._static:
+            self._consumer.unsubscribe()
         self._consumer.close()
-        self._raise_fault()
+        self._arrivals.raise_fault()
 
     # Callbacks
 
     def _on_assign(self, _: Consumer, elements: list[TopicPartition]) -> None:
         self._total(self._assign, elements)
+        self._wake()
 
-    def _on_revoke(self, consumer: Consumer, elements: list[TopicPartition]) -> None:
-        self._total(self._revoke, consumer, elements)
+    def _on_revoke(self, _: Consumer, elements: list[TopicPartition]) -> None:
+        self._total(self._give_up, self._tenant.revoked, elements)
 
-    def _on_lost(self, consumer: Consumer, elements: list[TopicPartition]) -> None:
-        self._total(self._lose, consumer, elements)
+    def _on_lost(self, _: Consumer, elements: list[TopicPartition]) -> None:
+        self._total(self._give_up, self._tenant.lost, elements)
 
     def _assign(self, elements: list[TopicPartition]) -> None:
         partitions = [Partition(e.topic, e.partition) for e in elements]
@@ -234,24 +327,20 @@ class Source:
         finally:
             # Whatever happened, the full list is assigned: a subset, or none, would leave it to the client
             # to start at offsets that are not ours.
-            unknown = Place(OFFSET_BEGINNING, paused=True)
-            self._start({p: places.get(p, unknown) for p in partitions})
+            self._start({p: places.get(p, NOWHERE) for p in partitions})
+            self._arrivals.unproven.update(p for p in partitions if p not in places)
+        if self._next_topics is not None:
+            self._topics, self._next_topics = self._next_topics, None
+            self._subscribe()
 
-    def _revoke(self, consumer: Consumer, elements: list[TopicPartition]) -> None:
+    def _give_up(self, finish: Callable[[list[Partition]], None], elements: list[TopicPartition]) -> None:
         partitions = [Partition(e.topic, e.partition) for e in elements]
         self.ends.difference_update(partitions)
         try:
-            self._tenant.revoked(partitions)
+            finish(partitions)
         finally:
-            consumer.incremental_unassign(elements)
-
-    def _lose(self, consumer: Consumer, elements: list[TopicPartition]) -> None:
-        partitions = [Partition(e.topic, e.partition) for e in elements]
-        self.ends.difference_update(partitions)
-        try:
-            self._tenant.lost(partitions)
-        finally:
-            consumer.incremental_unassign(elements)
+            self._let_go(elements)
+            self._wake()
 
     def _on_commit(self, error: KafkaError | None, elements: list[TopicPartition]) -> None:
         self._total(self._committed, error, elements)
@@ -262,82 +351,29 @@ class Source:
         self._note_commit(first, offsets)
 
     def _note_commit(self, error: KafkaError | None, offsets: dict[Partition, int]) -> None:
-        code = None if error is None else error.code()
-        if error is not None and code not in _COMMIT_AGAIN and code not in _COMMIT_DISOWNED:
-            self._fault = self._fault or ClientFailed(f"the broker refused the offset commit: {error.str()}")
-        self.commit_results.append(CommitResult(offsets, None if error is None else error.str()))
+        if error is None:
+            self.commit_results.append(CommitResult(offsets, None))
+        else:
+            self.commit_results.append(CommitResult(offsets, error.str(), self._refusal(error)))
+
+    def _refusal(self, error: KafkaError) -> KconsumeError | None:
+        if error.code() in _COMMIT_AGAIN or error.code() in _COMMIT_DISOWNED:
+            return None
+        if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART and self._arrivals.has_patterns:
+            return None  # one of a pattern's topics has gone, and will be revoked
+        if error.code() == KafkaError._FATAL:
+            return self._arrivals.death  # the client is dead, and may not have said yet why
+        return self._arrivals.refusal(error, "the broker refused the offset commit")
 
     def _on_error(self, error: KafkaError) -> None:
-        self.trouble.append(error)
+        self._arrivals.trouble.append(error)
 
     def _total(self, step: Callable[..., None], *arguments: object) -> None:
         """Run a callback's body so that nothing escapes into librdkafka (rules 3 and 16)."""
         try:
             step(*arguments)
         except BaseException as error:  # noqa: BLE001  (parked, raised by the next fetch)
-            self._fault = self._fault or error
-
-    # What comes as messages
-
-    def _sorted(self, messages: list[ClientMessage]) -> Runs:
-        if any(map(_error_of, messages)):
-            messages = self._sift(messages)
-        runs = self._runs(cast(list[Message], messages))
-        if self.ends:
-            self.ends.difference_update(partition for partition, _ in runs)
-        if self._reached:
-            self.ends |= self._reached
-            self._reached.clear()
-        return runs
-
-    def _runs(self, messages: list[Message]) -> Runs:
-        numbers = list(map(_number_of, messages))
-        if self._one_topic is not None and numbers and numbers.count(numbers[0]) == len(numbers):
-            return [(Partition(self._one_topic, numbers[0]), messages)]
-        return [
-            (Partition(topic, number), list(run))
-            for number, mixed in groupby(messages, _number_of)
-            for topic, run in groupby(mixed, _topic_of)
-        ]
-
-    def _sift(self, messages: list[ClientMessage]) -> list[ClientMessage]:
-        records: list[ClientMessage] = []
-        for message in messages:
-            error = message.error()
-            if error is None:
-                records.append(message)
-                self._reached.discard(_partition_of(message))
-            else:
-                self._judge(error, message)
-        return records
-
-    def _judge(self, error: KafkaError, message: ClientMessage) -> None:
-        code, partition = error.code(), _partition_of(message)
-        if code == KafkaError._PARTITION_EOF:
-            self._reached.add(partition)
-        elif code == KafkaError._AUTO_OFFSET_RESET:
-            self._fault = self._fault or _out_of_range(partition, error)
-        elif code in (
-            KafkaError.UNKNOWN_TOPIC_OR_PART,
-            KafkaError._UNKNOWN_TOPIC,
-            KafkaError._UNKNOWN_PARTITION,
-        ):
-            self._fault = self._fault or TopicNotFound(
-                f"topic {partition.topic!r} is not on the cluster (any more): create it, or correct the name"
-            )
-        elif code in _FATAL:
-            self._fault = self._fault or ClientFailed(f"the Kafka client gave up: {error.str()}")
-        else:
-            self.trouble.append(error)
-
-    def _raise_fault(self) -> None:
-        fault, self._fault = self._fault, None
-        if fault is not None:
-            raise fault
-
-
-def _partition_of(message: ClientMessage) -> Partition:
-    return Partition(message.topic() or "", message.partition() or 0)
+            self._arrivals.park(error)
 
 
 def _element(partition: Partition, place: Place) -> TopicPartition:
@@ -347,11 +383,3 @@ def _element(partition: Partition, place: Place) -> TopicPartition:
 
 def _epoch(leader_epoch: int | None) -> tuple[int, ...]:
     return () if leader_epoch is None else (leader_epoch,)
-
-
-def _out_of_range(partition: Partition, error: KafkaError) -> OffsetOutOfRange:
-    return OffsetOutOfRange(
-        f"the stored offset of {partition} is not in its log ({error.str()}): records were deleted by retention, "
-        f"or the topic was cut or made again. Nothing was skipped. Choose where to go on with "
-        f"store.reset(group, {{partition: offset}}), or app.seek(partition, offset)"
-    )

@@ -19,10 +19,11 @@ from kconsume.errors import KconsumeError, ResourceFailed, ShutdownTimeout
 from kconsume.outlet import Outlet
 from kconsume.records import Partition
 from kconsume.runtime.budget import Deadline
-from kconsume.runtime.engine import ConsumerPlan, Engine, Equipment
+from kconsume.runtime.engine import Engine
 from kconsume.runtime.errands import Errands
 from kconsume.runtime.furnishing import Furnishing
 from kconsume.runtime.home import Home
+from kconsume.runtime.plans import ConsumerPlan, Equipment, HandlerPlan
 from kconsume.runtime.running import Interruptible
 
 _log = logging.getLogger("kconsume")
@@ -71,8 +72,18 @@ class Shared:
     home: Home
     furnishing: Furnishing
     outlet: Outlet
+    letter_outlet: Outlet
+    """The way out of letters that are handed over, and not waited for."""
+    relay_outlet: Outlet
+    """The way out of what an outbox keeps."""
     most_bytes: int
     """Of a message that is sent."""
+
+    def way_out(self, handler: HandlerPlan) -> Outlet:
+        """Of what a handler produces."""
+        if handler.outbox:
+            return self.relay_outlet
+        return self.letter_outlet if handler.hands_letters_over else self.outlet
 
 
 class Supervisor:
@@ -107,9 +118,17 @@ class Supervisor:
         try:
             shared = self._shared
             resources = self._built(wanted)
-            if any(handler.binding.sends for plan in self._plans for handler in plan.handlers):
-                shared.outlet.open()  # settings that a producer cannot have are known before the first record
-            equipment = Equipment(shared.home, shared.outlet, resources, shared.most_bytes)
+            producing = [handler for plan in self._plans for handler in plan.handlers if handler.produces]
+            for outlet in set(map(shared.way_out, producing)):
+                outlet.open()  # settings that a producer cannot have are known before the first record
+            equipment = Equipment(
+                shared.home,
+                shared.outlet,
+                resources,
+                shared.most_bytes,
+                letter_outlet=shared.letter_outlet,
+                relay_outlet=shared.relay_outlet,
+            )
             for plan in self._plans:
                 self.engines.append(Engine(plan, equipment, self._engine_ended))
         except BaseException:
@@ -207,6 +226,8 @@ class Supervisor:
     def _close_shared(self, deadline: Deadline) -> None:
         """After the drain: nothing uses them any more, or what does was given up."""
         self._trouble = self._shared.furnishing.close(max(_LEAST, deadline.left))
+        self._shared.relay_outlet.close(_LEAST)  # what it still carries is in the outbox
+        self._shared.letter_outlet.close(max(_LEAST, deadline.left))
         self._shared.outlet.close(max(_LEAST, deadline.left))
         self._shared.home.close(deadline.left)
 

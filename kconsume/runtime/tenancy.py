@@ -2,6 +2,7 @@
 
     claiming ──► open ──► gone         revoked: finished with and committed first; lost: gone at once
         ▲          │
+        ├──────────┤     the store was away: reclaimed under the epoch that we had
         └─ ejected ┘     the store refused us; claimed again once the broker has confirmed our membership
 
 All on the owner thread. The client's callbacks come in through `assigned`, `revoked` and `lost`; the loop calls
@@ -10,74 +11,31 @@ All on the owner thread. The client's callbacks come in through `assigned`, `rev
 
 from __future__ import annotations
 
-import enum
 import logging
 import random
-import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import Future, wait
 from typing import Protocol
 
-from kconsume.backends.abc import Position
-from kconsume.errors import BrokerUnavailable, Fenced, StoreUnavailable
+from kconsume.backends.abc import Position, Positions
+from kconsume.errors import BrokerUnavailable, Fenced, StoreUnavailable, Undecided
 from kconsume.records import Partition
+from kconsume.runtime.audience import Audience
 from kconsume.runtime.budget import Deadline
+from kconsume.runtime.chronicle import Chronicle
 from kconsume.runtime.claims import Claims
 from kconsume.runtime.errands import Errands
+from kconsume.runtime.holding import Claim, Errand, Holding, State
 from kconsume.runtime.lanes import Lane
-from kconsume.runtime.source import Place, Source
+from kconsume.runtime.source import NOWHERE, Place, Source
 from kconsume.runtime.tracker import Tracker
 
 _log = logging.getLogger("kconsume.rebalance")
 
 CLAIM_PATIENCE = 0.5
+LISTENERS_PATIENCE = 10.0
+"""Seconds that a new partition waits for its listeners, who may have something to load."""
 _BACKOFF_MOST = 15.0
-
-
-class State(enum.Enum):
-    CLAIMING = "claiming"
-    OPEN = "open"
-    EJECTED = "ejected"
-
-
-class Holding:
-    """One assigned partition."""
-
-    __slots__ = (
-        "closed", "epoch", "held", "lane", "leader_epoch", "mirrored", "partition", "state", "stored",
-        "topic_id", "tracker", "tries",
-    )  # fmt: skip
-
-    def __init__(self, partition: Partition, closed: Lane | None = None) -> None:
-        self.partition = partition
-        self.state = State.CLAIMING
-        self.lane: Lane | None = None
-        self.closed = closed
-        """The lane before, which may still be busy with its last record."""
-        self.tracker = Tracker(0)
-        self.epoch = 0
-        self.topic_id: str | None = None
-        self.leader_epoch: int | None = None
-        self.stored: int | None = None
-        """The offset that the store is known to have."""
-        self.mirrored: int | None = None
-        """The offset that the Kafka group is known to have, where the store is another."""
-        self.held: set[str] = set()
-        """Why it is paused: 'claim', 'pressure', 'person'."""
-        self.tries = 0
-
-    @property
-    def watermark(self) -> int | None:
-        """How far it may be committed; None while that is not ours to say."""
-        return None if self.lane is None else self.tracker.watermark
-
-    @property
-    def unsaved(self) -> bool:
-        return self.watermark is not None and self.watermark != self.stored
-
-
-_ClaimErrand = Callable[[], dict[Partition, Position]]
 
 
 class LaneMaker(Protocol):
@@ -86,34 +44,22 @@ class LaneMaker(Protocol):
     def __call__(self, partition: Partition, position: Position, /) -> Lane: ...
 
 
-class _Claiming:
-    """A claim on its way."""
-
-    def __init__(self, holdings: Mapping[Partition, Holding], answer: Future[dict[Partition, Position]]) -> None:
-        self.holdings = holdings
-        self.answer = answer
-
-
-class _Planned:
-    """A claim to be made when it is due and the partitions' earlier lanes have come to rest: two lanes of one
-    partition never run at once, or order would be lost."""
-
-    def __init__(self, holdings: Mapping[Partition, Holding], pause: float, errand: _ClaimErrand | None = None) -> None:
-        self.holdings = holdings
-        self.errand = errand
-        self._due = Deadline(pause)
-
-    @property
-    def ready(self) -> bool:
-        return self._due.passed and not any(h.closed is not None and h.closed.busy for h in self.holdings.values())
-
-
 class Tenancy:
     """The partitions that one consumer holds."""
 
     def __init__(
-        self, claims: Claims, errands: Errands, make_lane: LaneMaker, *, shutdown: float, grouped: bool
+        self,
+        claims: Claims,
+        errands: Errands,
+        make_lane: LaneMaker,
+        audience: Audience,
+        chronicle: Chronicle,
+        *,
+        budget: float,
+        shutdown: float,
+        grouped: bool,
     ) -> None:
+        """`budget`: seconds in which revoked partitions are given up."""
         self.holdings: dict[Partition, Holding] = {}
         self.paused: set[Partition] = set()
         """What the person asked to pause."""
@@ -123,18 +69,22 @@ class Tenancy:
         self._claims = claims
         self._errands = errands
         self._make_lane = make_lane
+        self._audience = audience
+        self._chronicle = chronicle
+        self._budget = budget
         self._shutdown = shutdown
         self._grouped = grouped
+        self._leaving: Deadline | None = None
         self._resting: dict[Partition, Lane] = {}
         """The last lane of each partition that went; it may still be busy when the partition comes back."""
-        self._claiming: list[_Claiming] = []
-        self._planned: list[_Planned] = []
+        self._waiting: list[Claim] = []
         self._late: list[tuple[Lane, Deadline]] = []
         """Lanes of partitions that went, with a handler that still runs."""
         self._source: Source | None = None
 
-    def attach(self, source: Source, see_off: Callable[[list[Holding]], None]) -> None:
-        """The source whose callbacks come here, and how to finish with partitions that were revoked."""
+    def attach(self, source: Source, see_off: Callable[[list[Holding], Deadline], int]) -> None:
+        """The source whose callbacks come here, and how to finish with partitions that were revoked: it answers how
+        many records were finished in that time."""
         self._source = source
         self._see_off = see_off
 
@@ -152,38 +102,57 @@ class Tenancy:
 
     def assigned(self, partitions: list[Partition]) -> Mapping[Partition, Place]:
         self.joined = True
-        if not partitions:
-            return {}
-        new = {p: Holding(p, self._resting.pop(p, None)) for p in partitions}
-        self.holdings.update(new)
-        planned = _Planned(new, 0.0)
-        if not planned.ready:
-            self._planned.append(planned)
-            return {}
-        claiming = self._claim(new)
-        try:
-            claiming.answer.exception(timeout=CLAIM_PATIENCE)
-        except FutureTimeout:
-            _log.info("claim is slow, partitions wait paused partitions=%s", _names(partitions))
-            return {}
-        self._claiming.remove(claiming)
-        return self._opened(claiming)
+        self._chronicle.begins(self.holdings)
+        self._chronicle.gains(partitions)
+        places = self._take_up(partitions) if partitions else {}
+        self._chronicle.ends()
+        return places
 
     def revoked(self, partitions: list[Partition]) -> None:
-        leaving = [h for p in partitions if (h := self.holdings.get(p)) is not None]
-        began = time.monotonic()
-        dropped = self._brake(leaving, "revoked")
-        self._see_off(leaving)
-        seconds = time.monotonic() - began
-        _log.info("revoked partitions=%s dropped=%d drained_in=%.3fs", _names(partitions), dropped, seconds)
-        self._forget(leaving)
+        budget = Deadline(self._budget if self._leaving is None else min(self._budget, self._leaving.left))
+        leaving = self._held(partitions)
+        self._chronicle.begins(self.holdings.keys() - set(partitions))
+        try:
+            dropped = self._brake(leaving, "revoked")
+            drained = self._see_off(leaving, budget)
+            late = [h.partition for h in leaving if h.lane is not None and h.lane.unfinished]
+            self._chronicle.gives_up(partitions, drained, dropped, late)
+            told = self._audience.tell("revoked", _told(leaving), self._chronicle.so_far())
+            self._audience.wait(told, budget.left)
+        finally:
+            self._forget(leaving)  # whatever went wrong, they are ours no more
+        if self._leaving is not None:
+            self._chronicle.leaves()
 
     def lost(self, partitions: list[Partition]) -> None:
         self.joined = False  # or having nothing would be taken for having read everything
-        leaving = [h for p in partitions if (h := self.holdings.get(p)) is not None]
-        self._brake(leaving, "lost")
-        self._forget(leaving)
+        leaving = self._held(partitions)
+        self._chronicle.begins(self.holdings.keys() - set(partitions))
+        try:
+            self._chronicle.loses(partitions, self._brake(leaving, "lost"))
+            self._audience.tell("lost", _told(leaving), self._chronicle.so_far())
+        finally:
+            self._forget(leaving)
         _log.warning("lost partitions=%s: the broker gave them to others; nothing was committed", _names(partitions))
+
+    def _take_up(self, partitions: list[Partition]) -> Mapping[Partition, Place]:
+        """Claim them, and wait a little: usually that is all it takes."""
+        new = {p: Holding(p, self._resting.pop(p, None)) for p in partitions}
+        self.holdings.update(new)
+        claim, patience = self._plan(new), Deadline(CLAIM_PATIENCE)
+        if not claim.ready:
+            return {}
+        wait([self._send(claim)], patience.left)
+        places = self._go_on(claim)
+        if claim.told is not None:
+            wait([claim.told], patience.left)
+            places = places or self._go_on(claim)
+        if not places:
+            _log.info("claim is slow, partitions wait paused partitions=%s", _names(partitions))
+        return places
+
+    def _held(self, partitions: Iterable[Partition]) -> list[Holding]:
+        return [h for p in partitions if (h := self.holdings.get(p)) is not None]
 
     # Called by the loop
 
@@ -191,43 +160,48 @@ class Tenancy:
         """Claim partitions without a group's coordination."""
         chosen = sorted(partitions)
         self.joined = True
-        self.source.take({p: Place(0, paused=True) for p in chosen})
-        self._claim({p: Holding(p) for p in chosen})
+        self.source.take(dict.fromkeys(chosen, NOWHERE))
+        self.holdings.update({p: Holding(p) for p in chosen})
+        self._send(self._plan(self.holdings))
+
+    def leave(self, deadline: Deadline) -> None:
+        """The group is left now: what is revoked by that is given up by the deadline."""
+        self._leaving = deadline
+        self._chronicle.expect("left")
 
     def step(self) -> None:
         """Go on with what takes time. Cheap when there is nothing."""
-        if self._claiming:
-            self._collect_claims()
-        if self._planned:
-            self._make_planned_claims()
+        if self._waiting:
+            self._go_on_with_claims()
         if self._late:
             self._give_up_late_handlers()
 
     def eject(self, holding: Holding, error: BaseException) -> None:
-        """The store refused us. Stop the lane; the partition is claimed again after `confirm`."""
-        if isinstance(error, Fenced) and not self._grouped:
-            raise error
-        _log.warning("stopped partition=%s, claimed again when confirmed cause=%s", holding.partition, error)
+        """The store did not take our work. Stop the lane. If somebody else has claimed the partition, it is claimed
+        again after `confirm`; if the store was away, or its answer is not known, we ask under the epoch we had."""
         self._close_lane(holding, "store")
-        holding.state = State.EJECTED
         self.hold(holding, "claim")
-        if not self._grouped:
-            self._planned.append(_Planned({holding.partition: holding}, self._backoff([holding])))
+        if isinstance(error, Undecided):
+            raise error  # a record has failed now; one that had when we came only waits (`_undecided`)
+        if isinstance(error, Fenced):
+            return self._fenced([holding], error)
+        pause, epoch = self._backoff([holding]), holding.epoch
+        _log.warning("stopped partition=%s, goes on in %.1fs cause=%s", holding.partition, pause, error)
+        self._plan({holding.partition: holding}, lambda ours: self._claims.reclaim(dict.fromkeys(ours, epoch)), pause)
+        return None
 
     def confirm(self, holding: Holding) -> None:
         """The broker has confirmed our membership since the ejection: the partition is still ours to claim."""
         if holding.state is State.EJECTED and self.holdings.get(holding.partition) is holding:
-            holding.state = State.CLAIMING
-            self._planned.append(_Planned({holding.partition: holding}, self._backoff([holding])))
+            self._plan({holding.partition: holding}, pause=self._backoff([holding]))
 
     def restart(self, offsets: Mapping[Partition, int]) -> None:
         """A person's seek: stop the lanes, set the offsets under a new epoch, claim and go on there."""
         holdings = {p: self.holdings[p] for p in offsets if p in self.holdings}
         for holding in holdings.values():
             self._close_lane(holding, "seek")
-            holding.state = State.CLAIMING
             self.hold(holding, "claim")
-        self._planned.append(_Planned(holdings, 0.0, lambda: self._claims.restart(offsets)))
+        self._plan(holdings, lambda ours: self._claims.restart({p: offsets[p] for p in ours}))
 
     def pause(self, partitions: Iterable[Partition]) -> None:
         """A person's pause; it outlives rebalances."""
@@ -257,49 +231,105 @@ class Tenancy:
         """Stop every lane after the record that runs; answers how many records were dropped unstarted."""
         return self._brake(list(self.holdings.values()), reason)
 
+    def _fenced(self, holdings: Iterable[Holding], error: Fenced) -> None:
+        if not self._grouped:
+            raise error
+        for holding in holdings:
+            holding.state = State.EJECTED
+            self._audience.tell("lost", _told([holding]), self._chronicle.so_far())
+            holding.told = False
+            _log.warning("fenced partition=%s, claimed again when confirmed cause=%s", holding.partition, error)
+
     # Claims
 
-    def _claim(self, holdings: Mapping[Partition, Holding], errand: _ClaimErrand | None = None) -> _Claiming:
-        partitions = sorted(holdings)
-        for partition, holding in holdings.items():
+    def _plan(self, holdings: Mapping[Partition, Holding], errand: Errand | None = None, pause: float = 0.0) -> Claim:
+        """Ask the store for these partitions when it is time; what was asked for them before is forgotten."""
+        for holding in holdings.values():
             holding.state = State.CLAIMING
-            self.holdings[partition] = holding
-        answer = self._errands.send(errand or (lambda: self._claims.claim(partitions)))
-        claiming = _Claiming(holdings, answer)
-        self._claiming.append(claiming)
-        return claiming
+        claim = Claim(holdings, errand or self._claims.claim, pause)
+        self._waiting.append(claim)
+        return claim
 
-    def _collect_claims(self) -> None:
-        for claiming in [c for c in self._claiming if c.answer.done()]:
-            self._claiming.remove(claiming)
-            places = self._opened(claiming)
-            if places:
+    def _send(self, claim: Claim) -> Future[dict[Partition, Position]]:
+        partitions = sorted(self._current(claim))
+        claim.answer = self._errands.send(lambda: claim.errand(partitions))
+        return claim.answer
+
+    def _go_on_with_claims(self) -> None:
+        for claim in list(self._waiting):
+            if not self._current(claim):
+                self._waiting.remove(claim)
+            elif places := self._go_on(claim):
                 self.source.place(places)
+        self._chronicle.ends()
 
-    def _opened(self, claiming: _Claiming) -> dict[Partition, Place]:
-        """Open the lanes of a claim that is in; of one that failed, try again or raise."""
-        current = {p: h for p, h in claiming.holdings.items() if self._awaits_claim(h)}
-        error = claiming.answer.exception()
+    def _go_on(self, claim: Claim) -> dict[Partition, Place]:
+        """Take what steps of a claim can be taken without waiting; answers with what flows then."""
+        if claim.answer is None:
+            if claim.ready:
+                self._send(claim)
+            return {}
+        if claim.positions is None and not (claim.answer.done() and self._answered(claim, claim.answer)):
+            return {}
+        assert claim.positions is not None
+        if claim.told is not None and not claim.told.done():
+            if not claim.listening.passed:
+                return {}
+            self._audience.give_up()
+        self._waiting.remove(claim)
+        return self._opened(self._current(claim), claim.positions)
+
+    def _current(self, claim: Claim) -> dict[Partition, Holding]:
+        """Of the partitions of a claim, those that still are ours, and for which nothing else was asked since."""
+        return {p: h for p, h in claim.holdings.items() if h.claim is claim and self.holdings.get(p) is h}
+
+    def _answered(self, claim: Claim, answer: Future[dict[Partition, Position]]) -> bool:
+        """The store has answered; whether they are ours. What failed is tried again, or raised."""
+        current, error = self._current(claim), answer.exception()
+        if error is None:
+            claim.positions = answer.result()
+            self._tell_of_new(claim, current)
+            return True
+        self._waiting.remove(claim)
         if isinstance(error, StoreUnavailable | BrokerUnavailable):
             pause = self._backoff(list(current.values()))
             _log.error(
-                "claim failed, partitions wait partitions=%s again_in=%.1fs cause=%s",
-                _names(current),
-                pause,
-                error,
+                "claim failed, partitions wait partitions=%s again_in=%.1fs cause=%s", _names(current), pause, error
             )
-            self._planned.append(_Planned(current, pause))
-            return {}
-        if error is not None:
+            self._plan(current, claim.errand, pause)
+        elif isinstance(error, Undecided):
+            self._undecided(current, claim.errand, error)
+        elif isinstance(error, Fenced):
+            self._fenced(current.values(), error)
+        else:
             raise error
-        positions = claiming.answer.result()
-        for partition, holding in current.items():
+        return False
+
+    def _tell_of_new(self, claim: Claim, holdings: Mapping[Partition, Holding]) -> None:
+        """Before anything flows, for a listener may load what its handler needs."""
+        new = [p for p, holding in holdings.items() if not holding.told]
+        claim.told = self._audience.tell("assigned", sorted(new), self._chronicle.so_far())
+        claim.listening = Deadline(LISTENERS_PATIENCE)
+        for partition in new:
+            holdings[partition].told = True
+
+    def _undecided(self, holdings: Mapping[Partition, Holding], errand: Errand, error: Undecided) -> None:
+        """Those that wait for a person's decision are looked at again and again; the others are claimed without."""
+        waiting = {p: h for p, h in holdings.items() if p in error.partitions} or holdings
+        self._plan({p: h for p, h in holdings.items() if p not in waiting}, errand)
+        pause = self._backoff(list(waiting.values()))
+        _log.error("partitions wait for a person partitions=%s again_in=%.1fs cause=%s", _names(waiting), pause, error)
+        self._plan(waiting, errand, pause)
+
+    def _opened(self, holdings: Mapping[Partition, Holding], positions: Positions) -> dict[Partition, Place]:
+        for partition, holding in holdings.items():
             self._open(holding, positions[partition])
-        where = " ".join(f"{p}@{positions[p].next_offset}" for p in sorted(current))
-        _log.info("assigned partitions=%d at=%s", len(current), where)
+        where = " ".join(f"{p}@{positions[p].next_offset}" for p in sorted(holdings))
+        _log.info("assigned partitions=%d at=%s", len(holdings), where)
+        self._chronicle.opened(holdings, added=not self._claims.added.isdisjoint(holdings))
         return {
             p: Place(positions[p].next_offset, positions[p].leader_epoch, paused=bool(holding.held))
-            for p, holding in current.items()
+            for p, holding in holdings.items()
         }
 
     def _open(self, holding: Holding, position: Position) -> None:
@@ -312,23 +342,8 @@ class Tenancy:
         # Without an epoch the start was not pinned by the claim: it is unsaved until it is committed.
         holding.stored = position.next_offset if position.epoch else None
         holding.mirrored = None
-        holding.state = State.OPEN
-        holding.tries = 0
+        holding.claim, holding.state = None, State.OPEN
         holding.held = {"person"} if holding.partition in self.paused else set()
-
-    def _awaits_claim(self, holding: Holding) -> bool:
-        return holding.state is State.CLAIMING and self.holdings.get(holding.partition) is holding
-
-    def _make_planned_claims(self) -> None:
-        for planned in [p for p in self._planned if p.ready]:
-            self._planned.remove(planned)
-            current = {
-                p: h
-                for p, h in planned.holdings.items()
-                if self.holdings.get(p) is h and h.state in (State.CLAIMING, State.EJECTED)
-            }
-            if current:
-                self._claim(current, planned.errand)
 
     def _backoff(self, holdings: list[Holding]) -> float:
         for holding in holdings:
@@ -368,6 +383,11 @@ class Tenancy:
                     self._late.append((holding.lane, Deadline(self._shutdown)))
             if self.holdings.get(holding.partition) is holding:
                 del self.holdings[holding.partition]
+
+
+def _told(holdings: Iterable[Holding]) -> list[Partition]:
+    """Those that listeners know to be ours."""
+    return sorted(h.partition for h in holdings if h.told)
 
 
 def _names(partitions: Iterable[Partition]) -> str:

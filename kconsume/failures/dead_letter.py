@@ -1,0 +1,127 @@
+"""Where records go that failed for good, and how many may: `DeadLetter`, and the gauge of its limit.
+
+Values and counting. What a letter is, is `letters.py`'s; writing it is done by the runtime, or by a store.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from kconsume.errors import ConfigurationError
+from kconsume.output import is_topic_name
+
+_TABLE = re.compile(r"(?:[A-Za-z_][A-Za-z0-9_$]*\.)?[A-Za-z_][A-Za-z0-9_$]*")
+_FEW = 20
+"""Of so few records a share means nothing."""
+
+
+class DeadLetter:
+    """What becomes of a record that failed: it is written to `topic`, or to a `table` of the database that keeps the
+    offsets, in the same transaction; then its offset passes.
+
+    `limit` stops the consumer when too many fail within `window` seconds: a number of them, or, between 0 and 1, a
+    share of the records handled. A broken deployment must not drain a topic into its dead letters.
+    """
+
+    __slots__ = ("limit", "table", "topic", "window")
+
+    def __init__(
+        self,
+        topic: str | None = None,
+        *,
+        table: str | None = None,
+        limit: float | None = None,
+        window: float = 60.0,
+    ) -> None:
+        if (topic is None) == (table is None):
+            raise ConfigurationError(
+                "DeadLetter takes a topic or a table: DeadLetter('orders.dlq'), or DeadLetter(table='failed_orders')"
+            )
+        if topic is not None and not _is_topic(topic):
+            raise ConfigurationError(
+                f"DeadLetter({topic!r}) names no topic: use 1 to 249 of a-z A-Z 0-9 . _ -, as in 'orders.dlq'"
+            )
+        if table is not None and not _is_table(table):
+            raise ConfigurationError(
+                f"DeadLetter(table={table!r}) names no table: use letters, digits and _, as in 'failed_orders' or "
+                f"'shop.failed_orders'"
+            )
+        if limit is not None and not _is_limit(limit):
+            raise ConfigurationError(
+                f"DeadLetter(limit={limit!r}) is no limit: give a number of dead letters, 1 or more, or a share of the "
+                f"records between 0 and 1"
+            )
+        if not _is_time(window):
+            raise ConfigurationError(f"DeadLetter(window={window!r}) is no time: give seconds")
+        self.topic = topic
+        self.table = table
+        self.limit = limit
+        self.window = float(window)
+
+    def __repr__(self) -> str:
+        return f"DeadLetter({self.topic!r})" if self.topic is not None else f"DeadLetter(table={self.table!r})"
+
+    def __str__(self) -> str:
+        where = f"topic {self.topic}" if self.topic is not None else f"table {self.table}, with its offset"
+        if self.limit is None:
+            return f"is written to {where}, and passed"
+        many = f"{self.limit:g}" if self.limit >= 1 else f"{self.limit:.0%} of the records"
+        return f"is written to {where}, and passed; more than {many} in {self.window:g} s stop the consumer"
+
+
+def _is_topic(topic: object) -> bool:
+    return isinstance(topic, str) and is_topic_name(topic)
+
+
+def _is_table(table: object) -> bool:
+    return isinstance(table, str) and _TABLE.fullmatch(table) is not None
+
+
+def _is_time(window: object) -> bool:
+    return isinstance(window, int | float) and 0 < window < float("inf")
+
+
+def _is_limit(limit: object) -> bool:
+    if isinstance(limit, bool) or not isinstance(limit, int | float):
+        return False
+    return 0 < limit < 1 or (limit >= 1 and limit == int(limit))
+
+
+class Gauge:
+    """How many records of a handler failed for good lately, against how many may."""
+
+    def __init__(self, limit: float, window: float, clock: Callable[[], float]) -> None:
+        self._limit = limit
+        self._window = window
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._past: deque[tuple[float, int, int]] = deque()
+        """When how many were handled, and how many of them failed."""
+        self._handled = self._failed = 0
+
+    def exceeds(self, records: int) -> bool:
+        """Whether so many more would be too many."""
+        with self._lock:
+            self._forget(self._clock())
+            handled, failed = self._handled + records, self._failed + records
+            if self._limit >= 1:
+                return failed > self._limit
+            return handled >= _FEW and failed > self._limit * handled
+
+    def note(self, handled: int, failed: int) -> None:
+        """So many were done with, and so many of them failed."""
+        with self._lock:
+            now = self._clock()
+            self._forget(now)
+            self._past.append((now, handled, failed))
+            self._handled += handled
+            self._failed += failed
+
+    def _forget(self, now: float) -> None:
+        while self._past and self._past[0][0] <= now - self._window:
+            _, handled, failed = self._past.popleft()
+            self._handled -= handled
+            self._failed -= failed

@@ -1,0 +1,145 @@
+"""Trying a record again in its place: how often, how long after, and for which errors.
+
+A value: it answers what to do after a failed attempt, and waits for nothing itself. tenacity does the arithmetic, and
+any of its `stop`, `wait` and `retry` objects can be given. It is imported when a `Retry` is made: who has none does not
+pay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from kconsume.errors import ConfigurationError, DecodeError, StoreError
+
+if TYPE_CHECKING:
+    from tenacity import RetryCallState
+
+    State: TypeAlias = RetryCallState
+
+Errors: TypeAlias = type[BaseException] | tuple[type[BaseException], ...]
+
+_HOPELESS = (ConfigurationError, DecodeError, StoreError)
+"""The same record gives the same error again. (What a store could not do is tried again by whoever has the store.)"""
+
+
+class Retry:
+    """Run the handler again on a record that failed: `Retry(attempts=5)`.
+
+    `attempts`: calls in all, the first included, or a tenacity `stop`. `wait`: seconds between two, or a tenacity
+    `wait`; by default half a second, then twice as long each time, up to 30 s, with jitter. `on`: the errors that are
+    worth it (a class, several, or a tenacity `retry`); by default all but those of decoding. `give_up_on`: those that
+    are not.
+
+    While a record waits, so do those behind it in its partition, and nothing else.
+    """
+
+    __slots__ = ("_give_up_on", "_is_worth_it", "_on", "_said", "_stop", "_wait")
+
+    def __init__(
+        self,
+        attempts: int | Callable[[State], bool] = 3,
+        *,
+        wait: float | Callable[[State], float] | None = None,
+        on: Errors | Callable[[State], bool] | None = None,
+        give_up_on: Errors = (),
+    ) -> None:
+        self._said = (attempts, wait)
+        self._stop = _stop(attempts)
+        self._wait = _wait(wait)
+        self._on = _errors(on, "on") if on is not None and not _is_object(on) else None
+        self._is_worth_it: Any = on if on is not None and self._on is None else None
+        self._give_up_on = _errors(give_up_on, "give_up_on")
+
+    def __str__(self) -> str:
+        attempts, wait = self._said
+        times = f"up to {attempts} times" if isinstance(attempts, int) else f"again ({_name(attempts)})"
+        if wait is None:
+            apart = "0.5 s and then twice as long each time apart, up to 30 s"
+        else:
+            apart = f"{wait:g} s apart" if isinstance(wait, int | float) else f"apart as {_name(wait)} says"
+        return f"is tried {times}, {apart}"
+
+    def __repr__(self) -> str:
+        return f"Retry({self._said[0]!r})"
+
+    def pause(self, attempt: int, error: BaseException, seconds: float) -> float | None:
+        """How long to wait after attempt number `attempt`, the first being 1, has failed, `seconds` after the first
+        failure; None to give up."""
+        state = _state(attempt, error, seconds)
+        if not self._worth_it(state, error):
+            return None
+        state.upcoming_sleep = pause = max(0.0, float(self._wait(state)))
+        return None if self._stop(state) else pause
+
+    def takes(self, error: BaseException) -> bool:
+        """Whether an error is one of those that are worth another attempt."""
+        return self._worth_it(_state(1, error, 0.0), error)
+
+    def _worth_it(self, state: State, error: BaseException) -> bool:
+        if not isinstance(error, Exception) or isinstance(error, self._give_up_on):
+            return False
+        if self._is_worth_it is not None:
+            return bool(self._is_worth_it(state))
+        if self._on is not None:
+            return isinstance(error, self._on)
+        return not isinstance(error, _HOPELESS)
+
+
+def _stop(attempts: object) -> Any:
+    import tenacity
+
+    if isinstance(attempts, bool) or (isinstance(attempts, int) and attempts < 1):
+        raise ConfigurationError(f"Retry(attempts={attempts!r}) never calls the handler: use 1 or more")
+    if isinstance(attempts, int):
+        return tenacity.stop_after_attempt(attempts)
+    if attempts is tenacity.stop_never:
+        raise ConfigurationError(
+            "Retry(stop_never) never ends, and one bad record would hold its partition for ever: give a number of "
+            "attempts, or stop_after_delay(seconds)"
+        )
+    if not callable(attempts) or isinstance(attempts, type):
+        raise ConfigurationError(f"Retry(attempts={attempts!r}) is no number: write Retry(attempts=5)")
+    return attempts
+
+
+def _wait(wait: object) -> Any:
+    import tenacity
+
+    if wait is None:
+        return tenacity.wait_exponential(multiplier=0.5, max=30.0) + tenacity.wait_random(0, 0.25)
+    if isinstance(wait, int | float) and not isinstance(wait, bool):
+        if not 0 <= wait < float("inf"):
+            raise ConfigurationError(f"Retry(wait={wait!r}) is no time to wait: give seconds, 0 or more")
+        return tenacity.wait_fixed(wait)
+    if not callable(wait) or isinstance(wait, type):
+        raise ConfigurationError(f"Retry(wait={wait!r}) is no time to wait: give seconds, or a tenacity wait")
+    return wait
+
+
+def _is_object(on: object) -> bool:
+    return callable(on) and not isinstance(on, type)
+
+
+def _errors(given: object, keyword: str) -> tuple[type[BaseException], ...]:
+    errors = given if isinstance(given, tuple) else (given,)
+    for each in errors:
+        if not isinstance(each, type) or not issubclass(each, BaseException):
+            raise ConfigurationError(
+                f"Retry({keyword}={each!r}) is no class of errors: write {keyword}=TimeoutError, or a tuple of classes"
+            )
+    return errors
+
+
+def _state(attempt: int, error: BaseException, seconds: float) -> State:
+    import tenacity
+
+    state = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
+    state.attempt_number = attempt
+    state.set_exception((type(error), error, error.__traceback__))
+    state.outcome_timestamp = state.start_time + seconds
+    return state
+
+
+def _name(given: object) -> str:
+    return getattr(given, "__name__", type(given).__name__)
