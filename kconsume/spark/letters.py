@@ -1,0 +1,144 @@
+"""Dead letters about rows of a frame or a table: a row becomes the record that it was, and that a letter.
+
+Pure, but for rows that a frame still has to be asked for by the caller. What a letter says is `failures/letters.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+
+from kconsume.errors import ConfigurationError
+from kconsume.failures.dead_letter import DeadLetter
+from kconsume.failures.letters import Letter, letter_of
+from kconsume.output import Outgoing, encoded
+from kconsume.records import Headers, Partition, Record
+from kconsume.runtime.mail import outgoing_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PLACE = ("topic", "partition", "offset")
+_CREATE_TIME = 1
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class RowMessage:
+    """A row, as the client's message would be."""
+
+    __slots__ = ("_row",)
+
+    def __init__(self, row: Mapping[str, Any]) -> None:
+        self._row = row
+
+    def topic(self) -> str:
+        return cast(str, self._row["topic"])
+
+    def partition(self) -> int:
+        return int(self._row["partition"])
+
+    def offset(self) -> int:
+        return int(self._row["offset"])
+
+    def key(self) -> bytes | None:
+        return _bytes(self._row.get("key"))
+
+    def value(self) -> bytes | None:
+        return _bytes(self._row.get("value"))
+
+    def headers(self) -> list[tuple[str, bytes | None]] | None:
+        return [_header(each) for each in self._row.get("headers") or ()]
+
+    def timestamp(self) -> tuple[int, int]:
+        moment = self._row.get("timestamp")
+        if not isinstance(moment, datetime):
+            return (0, -1)
+        aware = moment if moment.tzinfo is not None else moment.astimezone()  # Spark gives the local time, bare
+        return (_CREATE_TIME, round((aware - _EPOCH).total_seconds() * 1000))
+
+    def leader_epoch(self) -> int | None:
+        return None
+
+    def __len__(self) -> int:
+        return len(self.value() or b"")
+
+
+def record_of_row(row: Mapping[str, Any], scope: str, attempt: int) -> Record:
+    message = RowMessage(row)
+    kind, millis = message.timestamp()
+    moment = datetime.fromtimestamp(millis / 1000, UTC) if kind else None
+    headers: Headers = tuple((name, value or b"") for name, value in message.headers() or ())
+    place = (message.topic(), message.partition(), message.offset())
+    return Record(
+        *place, message.key(), message.value(), headers, moment, attempt, f"{scope}:{message.partition()}:{place[2]}"
+    )
+
+
+def rows_of(table: pa.Table) -> Iterator[Mapping[str, Any]]:
+    for batch in table.to_batches():
+        yield from batch.to_pylist()
+
+
+def must_have_place(columns: Sequence[str], why: str) -> None:
+    missing = [name for name in PLACE if name not in columns]
+    if missing:
+        raise ConfigurationError(
+            f"the frame has no column {', '.join(missing)}, and {why}: keep topic, partition and offset of the Kafka "
+            f"source in the frame that foreachBatch gets"
+        )
+
+
+class Failed(NamedTuple):
+    """A record that failed for good: where it stands now, and its letter, which may say that it came from elsewhere."""
+
+    partition: Partition
+    letter: Letter
+
+
+def failed_row(
+    row: Mapping[str, Any], error: BaseException, *, group: str, scopes: Mapping[str, str], attempts: int
+) -> Failed:
+    """`scopes`: the beginning of `Record.id`, by topic."""
+    message = RowMessage(row)
+    scope = scopes.get(message.topic(), f"{group}:{message.topic()}")
+    letter = letter_of(message, error, group=group, scope=scope, attempts=attempts)
+    return Failed(Partition(message.topic(), message.partition()), letter)
+
+
+class Keeps(Protocol):
+    """A transaction that takes letters."""
+
+    def keep(self, table: str, letters: Sequence[Letter]) -> None: ...
+
+
+def keep_letters(
+    failed: Sequence[Failed],
+    dead_letter: DeadLetter,
+    tx: Keeps,
+    post: Callable[[Partition, Sequence[Outgoing]], None],
+    most: int,
+) -> dict[Partition, int]:
+    """Write them in the transaction; how many rows of the outbox that were, by partition. `most`: bytes of a record."""
+    if dead_letter.table is not None:
+        tx.keep(dead_letter.table, [each.letter for each in failed])
+        return {}
+    rows: dict[Partition, list[Outgoing]] = {}
+    for partition, letter in failed:
+        rows.setdefault(partition, []).append(encoded(outgoing_of(letter), dead_letter.topic, most))
+    for partition, outgoing in rows.items():
+        post(partition, outgoing)
+    return {partition: len(outgoing) for partition, outgoing in rows.items()}
+
+
+def _bytes(value: object) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    return str(value).encode()
+
+
+def _header(each: Any) -> tuple[str, bytes | None]:
+    name, value = (each["key"], each["value"]) if isinstance(each, Mapping) else (each[0], each[1])
+    return str(name), _bytes(value)

@@ -1,0 +1,121 @@
+"""A running query, seen from inside its handler: whether it is still to run, its folder, its source, its thread.
+
+The one place that reaches through py4j into Spark's streaming. Everything it asks for was seen on PySpark 4.2; what
+another version does not have is an error that says so, never a guess.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from kconsume.errors import ConfigurationError
+from kconsume.spark.ranges import OffsetRange
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_QUERY_ID = "sql.streaming.queryId"
+_DESCRIPTION = "spark.job.description"
+_SOURCES = re.compile(r"\b(?:DataSourceRDD|KafkaSourceRDD)\b")
+"""Of a stream, and of a batch."""
+# What puts rows of one Kafka partition into several tasks, or those of several into one.
+_MIXES = re.compile(r"\b(ShuffledRowRDD|ShuffledRDD|CoalescedRDD|UnionRDD|CartesianRDD|ZippedPartitions\w*)\b")
+
+
+class Query:
+    """The query whose batch is being handled on this thread."""
+
+    def __init__(self, df: DataFrame) -> None:
+        session = df.sparkSession
+        self._context = session.sparkContext
+        self._jvm = cast(Any, session._jvm)
+        number = self._context.getLocalProperty(_QUERY_ID)
+        if number is None:
+            raise ConfigurationError(
+                "a batch was handed over outside of a streaming query: give what foreach_batch returns to "
+                "writeStream.foreachBatch(…), and call it nowhere else"
+            )
+        self.id = number
+        running = session._jsparkSession.sharedState().activeStreamingQueries()
+        self._execution: Any = running.get(self._jvm.java.util.UUID.fromString(number))
+        if self._execution is None:
+            raise ConfigurationError(f"Spark does not know of its own query {number}: it was stopped a moment ago")
+
+    @property
+    def active(self) -> bool:
+        return bool(self._execution.isActive())
+
+    @property
+    def reported(self) -> int | None:
+        """The last batch of which Spark has reported, which it does when its commit is written."""
+        progress = self._execution.lastProgress()
+        return None if progress is None else int(progress.batchId())
+
+    def stop(self) -> None:
+        self._execution.stop()
+
+    @property
+    def kind(self) -> str:
+        return str(self._execution.getClass().getSimpleName())
+
+    @property
+    def checkpoint(self) -> str:
+        return str(self._execution.resolvedCheckpointRoot())
+
+    @property
+    def source_options(self) -> Mapping[str, str] | None:
+        """Of its one source, as they were written; None if this Spark does not tell."""
+        from py4j.protocol import Py4JError
+
+        try:
+            leaves = self._execution.logicalPlan().collectLeaves()
+            found = [leaves.apply(index) for index in range(leaves.size())]
+            sources = [leaf for leaf in found if leaf.getClass().getSimpleName().startswith("Streaming")]
+            (source,) = sources
+            options = source.relation().options().asCaseSensitiveMap()
+            return {str(name): str(options[name]) for name in options}
+        except (Py4JError, ValueError):
+            return None
+
+    def doze(self, milliseconds: int) -> None:
+        """On the JVM's thread of this query: what interrupts that comes out of here."""
+        self._jvm.java.lang.Thread.sleep(milliseconds)
+
+    def describe(self, text: str | None) -> str | None:
+        """What the Spark UI says of the jobs of this batch; answers with what it said before."""
+        before = self._context.getLocalProperty(_DESCRIPTION)
+        self._context.setLocalProperty(_DESCRIPTION, cast(str, text))
+        return before
+
+
+def must_be_one_to_one(df: DataFrame, ranges: Sequence[OffsetRange]) -> None:
+    """Whether each task of the frame has the rows of exactly one of the ranges: by the lineage of its RDD, for the
+    rows themselves do not show it."""
+    rdd = df._jdf.queryExecution().toRdd()
+    lineage = str(rdd.toDebugString())
+    mixed = _MIXES.search(lineage)
+    if mixed is None and len(_SOURCES.findall(lineage)) == 1 and rdd.getNumPartitions() == len(ranges):
+        return
+    why = f"it has a {mixed.group(1)}" if mixed else f"it has {rdd.getNumPartitions()} tasks for {len(ranges)} ranges"
+    raise ConfigurationError(
+        f"for_each_partition needs one task for each range of a partition, and {why}: hand it the frame as it came "
+        f"from Kafka, without repartition, coalesce, union, join or aggregation, and without minPartitions and "
+        f"maxRecordsPerPartition"
+    )
+
+
+def in_ranges(df: DataFrame, ranges: Sequence[OffsetRange]) -> DataFrame:
+    """The rows of these ranges alone."""
+    from pyspark.sql import functions
+
+    wanted = functions.lit(False)
+    for each in ranges:
+        wanted = wanted | (
+            (df["topic"] == each.partition.topic)
+            & (df["partition"] == each.partition.number)
+            & (df["offset"] >= each.first)
+            & (df["offset"] < each.end)
+        )
+    return df.where(wanted)

@@ -1,0 +1,128 @@
+"""What a query must not be, for ranges to be known and applied once: refused before a record is read.
+
+Words and rules only; what a query is, is asked of `query.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+from kconsume.errors import ConfigurationError, InvalidHandler
+from kconsume.settings import ClientValue
+
+if TYPE_CHECKING:
+    from kconsume.failures.policy import Policy
+    from kconsume.spark.calls import Call
+    from kconsume.spark.ledger import Ledger
+    from kconsume.spark.query import Query
+
+SPLITTING = ("minpartitions", "maxrecordsperpartition")
+_ASYNC = "asyncprogresstrackingenabled"
+_OURS = {
+    "startingoffsets": "the store says where to begin; say start= to @app.consume for partitions without an offset",
+    "startingtimestamp": "the store says where to begin",
+    "startingoffsetsbytimestamp": "the store says where to begin",
+    "startingoffsetsbytimestampstrategy": "the store says where to begin",
+    "endingoffsets": "a stream has no end; use trigger={'availableNow': True} to stop at what is there",
+    "endingoffsetsbytimestamp": "a stream has no end",
+    "subscribe": "say the topics to @app.consume",
+    "subscribepattern": "say pattern= to @app.consume",
+    "assign": "say partitions= to @app.consume",
+    "kafka.bootstrap.servers": "say App('host:port,...')",
+    "failondataloss": "records that are gone are an error, never a silent gap",
+    "kafka.group.id": "Spark does not use it to commit, and its offsets are mirrored to the app's group",
+}
+
+
+def check_handler(call: Call, policy: Policy, ledger: Ledger, address: str) -> None:
+    """Refuse what cannot work, before anything runs."""
+    if policy.retry_topics is not None:
+        raise ConfigurationError(
+            f"{call.name} has RetryTopics, which are read by an embedded app, and a Spark query reads its own topics "
+            f"alone: use retry=Retry(...), and on_error=DeadLetter(...)"
+        )
+    if not ledger.exactly_once and (call.in_executors or policy.dead_letter is not None):
+        what = "is for_each_partition" if call.in_executors else "has a DeadLetter"
+        raise ConfigurationError(
+            f"{call.name} {what}, for which ranges, letters and rows must commit together, and {address} cannot "
+            f"do that from Spark: keep the offsets in PostgreSQL (postgresql://host/database)"
+        )
+    if call.in_executors:
+        from pyspark import cloudpickle
+
+        try:
+            cast(Any, cloudpickle).dumps((call, policy))
+        except Exception as error:
+            raise InvalidHandler(
+                f"{call.name} is called in executors and cannot be pickled ({type(error).__name__}: {error}): leave "
+                f"connections, locks, clients and the Spark session out of what it refers to, and open them inside it"
+            ) from error
+
+
+def check_query(query: Query, call: Call) -> None:
+    """Of a query that has begun, in its first batch."""
+    if query.kind.startswith("AsyncProgressTracking"):
+        _refuse_async()
+    if "Continuous" in query.kind:
+        _refuse_continuous()
+    options = query.source_options or {}
+    check_splitting(options, call)
+
+
+def check_options(options: Mapping[str, str], call: Call) -> None:
+    """Of a query that is about to be made."""
+    for name in options:
+        if name.lower() in _OURS:
+            raise ConfigurationError(f"options={{{name!r}: …}} is refused: {_OURS[name.lower()]}")
+        if name.lower().startswith(_ASYNC[:21]):
+            _refuse_async()
+    check_splitting(options, call)
+
+
+def check_splitting(options: Mapping[str, str], call: Call) -> None:
+    for name in options:
+        if call.in_executors and name.lower() in SPLITTING:
+            raise ConfigurationError(
+                f"{call.name} is called once for each partition's range, and {name}={options[name]!r} splits ranges, "
+                f"whose rows do not show where: leave it out, or take a DataFrame"
+            )
+
+
+def check_trigger(trigger: Mapping[str, object]) -> None:
+    if trigger.get("continuous") is not None:
+        _refuse_continuous()
+    if trigger.get("realTime") is not None:
+        _refuse_continuous()
+
+
+def source_brokers(query: Query, kafka: Mapping[str, ClientValue]) -> str:
+    """Of the query's own source; where they ask who is there, a person must say it."""
+    options = {name.lower(): value for name, value in (query.source_options or {}).items()}
+    brokers = options.get("kafka.bootstrap.servers")
+    if brokers is None:
+        raise ConfigurationError(
+            "the brokers of the query's source cannot be found out, and its topics' ids must be compared: say "
+            "foreach_batch(…, brokers='host:port')"
+        )
+    if options.get("kafka.security.protocol", "PLAINTEXT").upper() != "PLAINTEXT" and not kafka:
+        raise ConfigurationError(
+            f"the query's source talks to {brokers} with kafka.security.protocol="
+            f"{options['kafka.security.protocol']!r}, and kconsume must ask the cluster too: say foreach_batch(…, "
+            f"brokers=…, kafka={{'security.protocol': …}}), with librdkafka's properties"
+        )
+    return brokers
+
+
+def _refuse_async() -> NoReturn:
+    raise ConfigurationError(
+        "asyncProgressTrackingEnabled lets batches run before their offsets are written, so what a batch covers is not "
+        "known: leave it out"
+    )
+
+
+def _refuse_continuous() -> NoReturn:
+    raise ConfigurationError(
+        "a continuous or real-time trigger has no batches, and no foreachBatch: use trigger={'processingTime': '1 "
+        "second'} or {'availableNow': True}"
+    )

@@ -1,0 +1,149 @@
+"""A Spark session: opened once, with what has to be right for it checked first, in words that say what to do.
+
+A session that is there is taken as it is. Nothing here reads or writes data; the one stream that is opened, to see
+whether the Kafka connector fits, reads nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from kconsume.errors import ConfigurationError
+from kconsume.spark import jars
+from kconsume.spark.java import home_of, spark_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+STACK = "-Xss8m"
+"""When a query is stopped, Spark runs a regular expression over a long message, and the usual stack overflows."""
+
+
+def open_session(
+    name: str = "kconsume",
+    *,
+    master: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    connector: bool = False,
+) -> SparkSession:
+    """The session of this process, or a new one. `connector`: with the jars of Spark's Kafka source, fetched by name
+    on first use. A session that is there keeps its settings; whoever opened it closes it."""
+    jars.pyspark_version()
+    from pyspark.sql import SparkSession
+
+    there = current_session()
+    if there is not None:
+        return there
+    builder = SparkSession.builder.appName(name)
+    if master is not None:
+        builder = builder.master(master)
+    for key, value in _settings(settings or {}, connector).items():
+        builder = builder.config(key, value)
+    with _java():
+        return builder.getOrCreate()
+
+
+def current_session() -> SparkSession | None:
+    """That of this process, whichever thread has opened it."""
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.sql import SparkSession
+
+    try:
+        return SparkSession.active()
+    except PySparkRuntimeError:
+        return None
+
+
+def _settings(given: Mapping[str, str], connector: bool) -> dict[str, str]:
+    settings = {"spark.ui.showConsoleProgress": "false", **given}
+    options = settings.get("spark.driver.extraJavaOptions", "")
+    if "-Xss" not in options:
+        settings["spark.driver.extraJavaOptions"] = f"{options} {STACK}".strip()
+    if connector:
+        settings["spark.jars"] = ",".join(filter(None, [settings.get("spark.jars", ""), jars.spark_jars()]))
+    return settings
+
+
+@contextmanager
+def _java() -> Iterator[None]:
+    """While Spark starts its Java, `JAVA_HOME` is one that will do."""
+    from pyspark import SparkContext
+
+    if SparkContext._gateway is not None or "SPARK_REMOTE" in os.environ:
+        yield  # it runs already, or elsewhere
+        return
+    before = os.environ.get("JAVA_HOME")
+    os.environ["JAVA_HOME"] = str(home_of(spark_java()))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["JAVA_HOME"]
+        else:
+            os.environ["JAVA_HOME"] = before
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Whether it talks to a server, so that there is no JVM of ours to ask."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def check_connector(spark: SparkSession, bootstrap: str, topic: str, options: Mapping[str, str] | None = None) -> None:
+    """Open a stream on the topic that reads nothing: a connector of another Spark passes in a batch, and only a stream
+    shows that it does not fit. `options`: those of the source, for a broker that asks who is there."""
+    missing = [] if is_connect(spark) else missing_jars(spark)
+    if missing:
+        raise ConfigurationError(
+            f"Spark has no Kafka source: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing for "
+            f"PySpark {jars.pyspark_version()}; open the session with kconsume.spark.open_session(connector=True), or "
+            f"set spark.jars to what `{jars.FETCH}` prints, before the session is opened"
+        )
+    source = spark.readStream.format("kafka").option("kafka.bootstrap.servers", bootstrap).option("subscribe", topic)
+    try:
+        with TemporaryDirectory(prefix="kconsume-check-") as checkpoint:
+            stream = source.options(**dict(options or {})).option("startingOffsets", "latest").load()
+            query = (
+                stream.writeStream.format("noop")
+                .option("checkpointLocation", checkpoint)
+                .trigger(availableNow=True)
+                .start()
+            )
+            query.awaitTermination()
+    except Exception as error:
+        raise unfit_connector(error) or error from error
+
+
+def missing_jars(spark: SparkSession) -> list[str]:
+    """The coordinates of the connector's jars that this session does not have."""
+    from py4j.protocol import Py4JJavaError
+
+    loader = spark._jvm.java.lang.Thread.currentThread().getContextClassLoader()  # type: ignore[union-attr]
+    missing = []
+    for jar in jars.CONNECTOR:
+        try:
+            loader.loadClass(jar.holds)
+        except Py4JJavaError:
+            missing.append(jar.coordinate)
+    return missing
+
+
+_LINKAGE = ("NoSuchMethodError", "NoClassDefFoundError", "ClassNotFoundException", "AbstractMethodError",
+            "IncompatibleClassChangeError", "Failed to find data source: kafka", "DATA_SOURCE_NOT_FOUND")  # fmt: skip
+
+
+def unfit_connector(error: BaseException) -> ConfigurationError | None:
+    """What to say of an error that comes from jars that do not go together; None if it comes from elsewhere."""
+    # A query that failed says the method that is missing, and only its trace says that it is missing.
+    said = f"{error}\n{getattr(error, '_stackTrace', None) or ''}"
+    found = next((word for word in _LINKAGE if word in said), None)
+    if found is None:
+        return None
+    line = next(line.strip(" :\t") for line in said.splitlines() if found in line).removeprefix("Caused by: ")
+    return ConfigurationError(
+        f"Spark's Kafka source does not fit PySpark {jars.pyspark_version()} ({line[:200]}): use exactly "
+        f"{jars.all_coordinates()}, which `{jars.FETCH}` fetches, and no jar for another Spark or Scala beside them"
+    )

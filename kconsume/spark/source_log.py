@@ -1,0 +1,39 @@
+"""Whether the records of a range are still those that were planned: the topic is the same, and its log begins before.
+
+A handler that catches everything may swallow Spark's word that records are gone, and of a topic that was deleted, made
+again and has grown past the offset Spark says nothing at all. So the cluster is asked after the handler, before the
+offsets pass: a log only ever loses its beginning, so one that begins early enough now had the records all the while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from kconsume.backends.abc import Positions
+from kconsume.cluster import Cluster
+from kconsume.errors import OffsetOutOfRange, TopicRecreated
+from kconsume.spark.ranges import OffsetRange
+
+
+def must_be_whole(cluster: Cluster, ranges: Sequence[OffsetRange], positions: Positions, group: str) -> None:
+    ids = cluster.topic_ids({each.partition.topic for each in ranges})
+    for each in ranges:
+        known, now = positions[each.partition].topic_id, ids[each.partition.topic]
+        if known is not None and now is not None and known != now:
+            raise TopicRecreated(
+                f"topic {each.partition.topic!r} had id {known} and now has {now}: it was deleted and made again while "
+                f"it was read. Nothing was passed. Choose: store.delete({group!r}) to begin where start= says, or "
+                f"consume under a new group"
+            )
+    begins = cluster.edges([each.partition for each in ranges], "earliest")
+    for each in ranges:
+        if begins[each.partition] > each.first:
+            raise out_of_range([f"{each} was to be read, and the log begins at {begins[each.partition]}"], group)
+
+
+def out_of_range(facts: Iterable[str], group: str) -> OffsetOutOfRange:
+    return OffsetOutOfRange(
+        f"records are gone that were not handled: {'; '.join(facts)}. Retention has passed them, or the topic was made "
+        f"again. Nothing was passed. Choose: store.reset({group!r}, {{partition: offset}}) to skip them, or a longer "
+        f"retention"
+    )

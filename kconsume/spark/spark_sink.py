@@ -1,0 +1,249 @@
+"""`SparkSink`: the ready-made handler for the usual case, a topic appended to a folder or a table.
+
+    app.consume("clicks", batch=Batching(records=100_000, wait=5.0))(SparkSink(path="/data/clicks", rows=Click))
+
+It says by its own signature what it gets, so that everything around a handler (retries, dead letters, `check`) is as
+for any. It takes the batch as a table and makes the DataFrame itself, of what is not written yet. How a range comes to
+be written once is the business of `ranged_files.py` and `postgres_rows.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import logging
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from kconsume.batches import Batch
+from kconsume.errors import ConfigurationError
+from kconsume.spark.frames import to_dataframe
+from kconsume.spark.jars import pyspark_version
+from kconsume.spark.postgres_rows import RangeTable, check_address, copy_rows
+from kconsume.spark.ranged_files import RangedFiles, Source
+from kconsume.spark.sink import describe
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql import DataFrame, SparkSession
+
+    Transform = Callable[[DataFrame], DataFrame]
+
+_log = logging.getLogger("kconsume.spark")
+
+FILES = ("parquet", "orc")
+"""Formats of which a file can be made and put in its place."""
+FORMATS = (*FILES, "jdbc")
+
+
+class SparkSink:
+    """Appends a topic to a folder (`path=`, `format="parquet"` or `"orc"`), or to a table of PostgreSQL (`table=`,
+    `format="jdbc"`); exactly once, whatever the offset store.
+
+    `rows`: the model whose fields are the columns; without it key, value, topic, partition, offset, timestamp and
+    headers. `transform`: makes of each DataFrame the one that is written, row by row and the same each time. `url`: a
+    PostgreSQL of its own; without it the rows are written in the transaction of `offsets="postgresql://…"`. `options`:
+    those of Spark's writer. `name`: what the handler is called.
+    """
+
+    def __init__(
+        self,
+        *,
+        path: str | Path | None = None,
+        table: str | None = None,
+        format: str | None = None,
+        rows: type | None = None,
+        transform: Transform | None = None,
+        url: str | None = None,
+        options: Mapping[str, str] | None = None,
+        name: str | None = None,
+    ) -> None:
+        format = format or ("parquet" if table is None else "jdbc")
+        _check(path, table, format, url, options)
+        pyspark_version()
+        self._rows = rows
+        self._transform = transform
+        self._options = dict(options or {})
+        self._format = format
+        self.guarantee = ""
+        """What is promised, in one sentence."""
+        if path is not None:
+            self._as_files(_local(path))
+        else:
+            self._as_rows(str(table), url)
+        self.__name__ = self.__qualname__ = name or _name_of(str(path or table))
+
+    def __call__(self, *arguments: Any, **named: Any) -> None:
+        """What it takes is said by its signature, which depends on where it writes."""
+        self._write(*arguments, **named)
+
+    def _is(self, write: Callable[..., None], guarantee: str, **parameters: object) -> None:
+        import pyarrow
+
+        table = pyarrow.Table if self._rows is None else Annotated[pyarrow.Table, self._rows]
+        hints: dict[str, object] = {"rows": table, "batch": Batch, **parameters}
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        self._write = write
+        self.guarantee = guarantee
+        self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in hints])
+        self.__annotations__ = {**hints, "return": None}
+
+    # Into a folder
+
+    def _as_files(self, folder: Path) -> None:
+        from pyspark.sql import SparkSession
+
+        self._folder = folder
+        self._files: dict[str, RangedFiles] = {}
+        self._is(
+            self._write_file,
+            f"exactly once: each range of offsets is one {self._format} file in {folder}, in its place whole or not at "
+            f"all, and never twice",
+            spark=SparkSession,
+        )
+
+    def _write_file(self, rows: pyarrow.Table, batch: Batch, spark: SparkSession) -> None:
+        files, source = self._files_of(batch), _source(batch)
+        while True:
+            end = files.end(source)
+            new = _not_below(end, rows, batch)
+            if new.num_rows == 0:
+                return
+            first = batch.first if new.num_rows == len(batch) else batch[len(batch) - new.num_rows].offset
+            with files.aside(source) as folder:
+                describe(spark, batch.topic, batch.partition, first, batch.last)
+                frame = self._transformed(to_dataframe(spark, new)).coalesce(1)
+                frame.write.format(self._format).options(**self._options).save(str(folder))
+                if files.put(source, _only_file(folder, self._format), end, first, batch.last):
+                    return
+
+    def _files_of(self, batch: Batch) -> RangedFiles:
+        group = _group(batch)
+        if group not in self._files:
+            writer = hashlib.sha256(group.encode()).hexdigest()[:12]
+            self._files[group] = RangedFiles(self._folder, f".{self._format}", writer)
+        return self._files[group]
+
+    # Into PostgreSQL
+
+    def _as_rows(self, table: str, url: str | None) -> None:
+        spark: dict[str, object] = {}
+        if self._transform is not None:
+            from pyspark.sql import SparkSession
+
+            spark["spark"] = SparkSession
+        self._table = table
+        if url is None:
+            import psycopg
+
+            self._is(
+                self._write_in_the_stores_transaction,
+                f"exactly once: the rows of {table} and the offset commit together",
+                tx=psycopg.Connection,
+                **spark,
+            )
+            return
+        self._ranges = RangeTable(check_address(url), table)
+        self._is(
+            self._write_with_the_range,
+            f"exactly once: the rows of {table} and the range of their offsets (kconsume_sink_ranges) commit together",
+            **spark,
+        )
+
+    def _write_in_the_stores_transaction(
+        self, rows: pyarrow.Table, batch: Batch, tx: Any, spark: SparkSession | None = None
+    ) -> None:
+        copy_rows(tx, self._table, self._through(rows, batch, spark))
+
+    def _write_with_the_range(self, rows: pyarrow.Table, batch: Batch, spark: SparkSession | None = None) -> None:
+        with self._ranges.transaction(_source(batch), batch.last) as (connection, end):
+            new = _not_below(end, rows, batch)
+            if new.num_rows:
+                copy_rows(connection, self._table, self._through(new, batch, spark))
+
+    def _through(self, rows: pyarrow.Table, batch: Batch, spark: SparkSession | None) -> pyarrow.Table:
+        """Spark, if there is something for it to do: the rows are here, and have to come back here."""
+        if spark is None or self._transform is None:
+            return rows
+        describe(spark, batch.topic, batch.partition, batch.first, batch.last)
+        return self._transformed(to_dataframe(spark, rows)).toArrow()
+
+    def _transformed(self, frame: DataFrame) -> DataFrame:
+        return frame if self._transform is None else self._transform(frame)
+
+
+def _source(batch: Batch) -> Source:
+    topic_id = batch.id.rsplit(":", 3)[1]
+    return Source(batch.topic, batch.partition, "" if topic_id == batch.topic else topic_id)
+
+
+def _group(batch: Batch) -> str:
+    return batch.id.rsplit(":", 3)[0]
+
+
+def _not_below(end: int, rows: pyarrow.Table, batch: Batch) -> pyarrow.Table:
+    """The rows from this offset on."""
+    if batch.first >= end:
+        return rows
+    new = rows.slice(bisect_left(batch.offsets, end))
+    _log.info("written before partition=%s/%s records=%s", batch.topic, batch.partition, len(batch) - new.num_rows)
+    return new
+
+
+def _only_file(folder: Path, format: str) -> Path:
+    files = sorted(folder.glob(f"part-*.{format}"))
+    if len(files) != 1:
+        raise ConfigurationError(
+            f"Spark has written {len(files)} files to {folder} where this process sees it, and one was asked for: with "
+            f"executors on other machines, path= has to be a folder that all of them share"
+        )
+    return files[0]
+
+
+def _name_of(target: str) -> str:
+    last = target.rstrip("/").rpartition("/")[2]
+    return f"sink_{re.sub(r'[^a-zA-Z0-9]+', '_', last).strip('_') or 'rows'}"
+
+
+def _local(path: str | Path) -> Path:
+    text = str(path)
+    scheme, colon, rest = text.partition(":")
+    if colon and scheme == "file":
+        return Path("/" + rest.lstrip("/"))
+    if "://" in text or (colon and "/" not in scheme and len(scheme) > 1):
+        raise ConfigurationError(
+            f"SparkSink(path={text!r}) is not on a file system of this machine, and only there a range is put in its "
+            f"place at once: name a folder, which may be a mounted one, or take the DataFrame in a handler of your own "
+            f"(df.write.save({text!r})), at least once"
+        )
+    return Path(text).absolute()
+
+
+def _check(
+    path: str | Path | None, table: str | None, format: str, url: str | None, options: Mapping[str, str] | None
+) -> None:
+    if (path is None) == (table is None) or not (path or table):
+        raise ConfigurationError("SparkSink takes one of path= and table=: SparkSink(path='/data/clicks')")
+    if format not in FORMATS:
+        raise ConfigurationError(
+            f"SparkSink(format={format!r}) is not offered: choose {', '.join(FORMATS)}, or take the DataFrame in a "
+            f"handler of your own (df.write.format({format!r}), with concurrency=1), at least once"
+        )
+    if format == "jdbc" and table is None:
+        raise ConfigurationError("SparkSink(format='jdbc') writes rows into a table: name it, table='clicks'")
+    if format != "jdbc" and table is not None:
+        # Spark's committer shares a temporary folder among all who append to a table, and one that ends removes it.
+        raise ConfigurationError(
+            f"SparkSink(table={table!r}) is a table of PostgreSQL, format='jdbc'; {format} files go into a folder, "
+            f"path=…, which Spark reads as a table; for one of Spark's catalog take the DataFrame in a handler of your "
+            f"own (df.write.saveAsTable({table!r}), with concurrency=1), at least once"
+        )
+    if format != "jdbc" and url is not None:
+        raise ConfigurationError("SparkSink(url=...) is the database of format='jdbc': add that, or leave url= out")
+    if format == "jdbc" and options:
+        raise ConfigurationError(
+            "SparkSink(options=...) is for Spark's writers, and format='jdbc' is written by COPY: leave it out"
+        )
