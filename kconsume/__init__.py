@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from kconsume.app import App
     from kconsume.batches import Batch, Batching
     from kconsume.errors import BatchError, ConfigurationError, DecodeError, Fenced, HandlerFailed, KconsumeError
+    from kconsume.failures.dead_letter import DeadLetter
+    from kconsume.failures.retry import Retry
+    from kconsume.failures.retry_topics import RetryTopics
     from kconsume.output import Outgoing, Sender
     from kconsume.rate import Rate
     from kconsume.records import Partition, Record
@@ -24,6 +27,7 @@ __all__ = [
     "BatchError",
     "Batching",
     "ConfigurationError",
+    "DeadLetter",
     "DecodeError",
     "Fenced",
     "HandlerFailed",
@@ -33,6 +37,8 @@ __all__ = [
     "Rate",
     "Record",
     "Report",
+    "Retry",
+    "RetryTopics",
     "Router",
     "Sender",
     "__version__",
@@ -44,6 +50,7 @@ _HOMES = {
     "BatchError": "errors",
     "Batching": "batches",
     "ConfigurationError": "errors",
+    "DeadLetter": "failures.dead_letter",
     "DecodeError": "errors",
     "Fenced": "errors",
     "HandlerFailed": "errors",
@@ -53,6 +60,8 @@ _HOMES = {
     "Rate": "rate",
     "Record": "records",
     "Report": "runtime.supervisor",
+    "Retry": "failures.retry",
+    "RetryTopics": "failures.retry_topics",
     "Router": "router",
     "Sender": "output",
 }

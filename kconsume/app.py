@@ -1,7 +1,7 @@
 """What people decorate and run: registration, settings, run and stop.
 
 `App()` and `@app.consume` do no I/O: they read signatures and refuse what cannot work. Everything that runs is
-put together from a plan in `runtime/engine.py`.
+put together from plans in `runtime/engine.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 
 from kconsume import console, environment, logs
@@ -21,31 +21,36 @@ from kconsume.backends.registry import open_store
 from kconsume.cluster import Cluster
 from kconsume.decoding import text_of
 from kconsume.errors import ConfigurationError, HandlerFailed
-from kconsume.outlet import Outlet, most_bytes, producer_settings
+from kconsume.outlet import Outlet, letter_settings, most_bytes, producer_settings, relay_settings
 from kconsume.output import Outgoing, OutgoingHeaders, encoded
+from kconsume.protocols import check_protocol
 from kconsume.records import Partition
 from kconsume.registration import Declared, Options, Registration
 from kconsume.resources import Resource
 from kconsume.router import Decorators
-from kconsume.runtime.engine import ConsumerPlan, Engine
 from kconsume.runtime.furnishing import Furnishing
+from kconsume.runtime.garbage import seldom_collected
 from kconsume.runtime.home import CallersLoop, Home, OwnLoop
 from kconsume.runtime.interrupt import Body
+from kconsume.runtime.plans import ConsumerPlan
 from kconsume.runtime.running import AsyncBody, Interruptible, Running, in_thread
 from kconsume.runtime.supervisor import Report, Shared, Supervisor
-from kconsume.settings import ClientValue, check_group, check_overrides, client_settings
+from kconsume.settings import ClientValue, check_group, check_instance, check_overrides, client_settings
+from kconsume.spark.sink import spare_session
+from kconsume.steering import Steering, must_not_go_round, must_not_share
 from kconsume.wrapping import Wrap
 
 _log = logging.getLogger("kconsume")
 
 
-class App(Decorators):
+class App(Decorators, Steering):
     """A consumer application.
 
     `brokers`: `"host:port,..."`, or `"embedded://"` for a broker in this process. `group`: required, so that two
     services never share one by accident. `offsets`: where the group's position is kept. `kafka`: any librdkafka
-    property. `shutdown`: seconds from the request to stop until the process is gone. `memory`: bytes of records
-    that may be in flight. Each can come from a `KCONSUME_*` variable, which wins.
+    property. `instance`: the name of a static member, which keeps its partitions over a restart. `shutdown`: seconds
+    from the request to stop until the process is gone. `memory`: bytes of records that may be in flight. Each can
+    come from a `KCONSUME_*` variable, which wins.
     """
 
     def __init__(
@@ -55,6 +60,7 @@ class App(Decorators):
         group: str | None = None,
         offsets: str | OffsetStore = "kafka://",
         kafka: Mapping[str, ClientValue] | None = None,
+        instance: str | None = None,
         shutdown: float = 25.0,
         memory: int = 64 * 1024 * 1024,
     ) -> None:
@@ -62,6 +68,7 @@ class App(Decorators):
         said = self._environment = environment.read(os.environ)
         brokers, group = said.brokers or brokers, said.group or group
         offsets = said.offsets or offsets
+        instance = said.instance or instance
         shutdown, memory = said.shutdown or shutdown, said.memory or memory
         if not brokers or not isinstance(brokers, str):
             raise ConfigurationError("App needs an address: App('localhost:9092', ...) or App('embedded://', ...)")
@@ -73,10 +80,10 @@ class App(Decorators):
         self.kafka = {**(kafka or {}), **said.kafka}
         self.shutdown = shutdown
         self.memory = memory
+        self.instance = None if instance is None else check_instance(instance)
         check_overrides(self.kafka)
-        self.registrations: list[Registration] = []
+        check_protocol(self.kafka)
         self._stores: dict[str, OffsetStore] = {}
-        self._supervisor: Supervisor | None = None
         self._resources: dict[object, Resource] = {}
         self._given: dict[object, object] = {}
         """Resources that tests put in the place of those declared."""
@@ -105,7 +112,7 @@ class App(Decorators):
             )
         console.set_up_logging()
         supervisor = self._start(report_ends=False)
-        with supervisor.signals():
+        with supervisor.signals(), seldom_collected():
             console.banner(self)
             report = self._finish(supervisor)
         console.farewell(report)
@@ -128,7 +135,8 @@ class App(Decorators):
         supervisor = self._start(report_ends=True)
         supervisor.stop_when_idle(idle)
         try:
-            report = self._finish(supervisor)
+            with seldom_collected():
+                report = self._finish(supervisor)
         except BaseException:
             supervisor.stop()
             self._finish(supervisor)
@@ -140,21 +148,6 @@ class App(Decorators):
         """Ask a running app to drain and leave. From any thread, also from a handler."""
         if self._supervisor is not None:
             self._supervisor.stop()
-
-    # Steering
-
-    def pause(self, *partitions: Partition | str) -> None:
-        """Stop fetching these partitions until `resume`; what is in flight is finished."""
-        self._steer(partitions, lambda engine, chosen: engine.pause(chosen))
-
-    def resume(self, *partitions: Partition | str) -> None:
-        self._steer(partitions, lambda engine, chosen: engine.resume(chosen))
-
-    def seek(self, partition: Partition | str, offset: int) -> None:
-        """Go on at this offset: an explicit reset, stored under a new epoch."""
-        if offset < 0:
-            raise ConfigurationError(f"offset {offset} is below zero: name the offset of the next record to handle")
-        self._steer([partition], lambda engine, chosen: engine.seek(dict.fromkeys(chosen, offset)))
 
     # Putting it together
 
@@ -177,7 +170,14 @@ class App(Decorators):
         self, registrations: list[Registration], brokers: str, cluster: Cluster, report_ends: bool
     ) -> ConsumerPlan:
         one = registrations[0]
-        settings = client_settings(brokers, one.group, self.kafka, embedded=self._embedded, report_ends=report_ends)
+        settings = client_settings(
+            brokers,
+            one.group,
+            self.kafka,
+            instance=self.instance if one.partitions is None else None,
+            embedded=self._embedded,
+            report_ends=report_ends,
+        )
         return ConsumerPlan(
             group=one.group,
             store=self._store_of_a_run(one, brokers, cluster),
@@ -187,6 +187,7 @@ class App(Decorators):
             cluster=cluster,
             shutdown=self.shutdown,
             memory=self.memory,
+            listeners=tuple(self.listeners),
         )
 
     @property
@@ -258,7 +259,10 @@ class App(Decorators):
             plans = self.plans(report_ends=report_ends)
             home = home or OwnLoop(f"kconsume-loop-{self.group}")
             furnishing = Furnishing(self._resources, self._given, home)
-            shared = Shared(home, furnishing, self._outlet_to(set()), self._most_bytes)
+            outlet = self._outlet_to(set())
+            relay_outlet = Outlet(relay_settings(self._address(), self.kafka), f"kconsume-relay-{self.group}")
+            letter_outlet = Outlet(letter_settings(self._address(), self.kafka), f"kconsume-letters-{self.group}")
+            shared = Shared(home, furnishing, outlet, letter_outlet, relay_outlet, self._most_bytes)
             supervisor = self._supervisor = Supervisor(plans, self.shutdown, shared, body or Body())
         try:
             supervisor.start()
@@ -295,16 +299,6 @@ class App(Decorators):
     def _most_bytes(self) -> int:
         return most_bytes(self.kafka)
 
-    def _steer(self, partitions: Sequence[Partition | str], act: Callable[[Engine, list[Partition]], None]) -> None:
-        supervisor = self._supervisor
-        if supervisor is None:
-            raise ConfigurationError("the app is not running: pause, resume and seek steer a running one")
-        chosen = [p if isinstance(p, Partition) else Partition.parse(p) for p in partitions]
-        for engine in supervisor.engines:
-            mine = [p for p in chosen if p.topic in engine.plan.topics]
-            if mine:
-                act(engine, mine)
-
     def _check(self, options: Options) -> None:
         super()._check(options)
         if options.offsets is not None:
@@ -323,10 +317,13 @@ class App(Decorators):
         )
         self._check_conflicts(registration)
         self.registrations.append(registration)
+        for hint in registration.binding.resources.values():
+            if hint not in self._resources:  # only a session of Spark is there without being declared
+                self._resources[hint] = spare_session()
 
     def _add_resource(self, resource: Resource) -> None:
         known = self._resources.get(resource.provides)
-        if known is not None and known is not resource:  # the same one may come by two routers
+        if known is not None and known is not resource and not known.spare:  # the same one may come by two routers
             raise ConfigurationError(
                 f"{known.name} and {resource.name} both provide {text_of(resource.provides)}, and handlers ask by "
                 f"type: let one of them provide a type of its own, such as a subclass"
@@ -343,13 +340,9 @@ class App(Decorators):
             raise
 
     def _check_conflicts(self, new: Registration) -> None:
+        must_not_go_round([*self.registrations, new])
         for old in self.registrations:
-            shared = sorted(set(old.topics) & set(new.topics))
-            if shared and old.group == new.group:
-                raise ConfigurationError(
-                    f"{old.name} and {new.name} both handle {shared[0]!r} in group {new.group!r}, where each record "
-                    f"has one handler: give one of them its own group=, or call one from the other"
-                )
+            must_not_share(old, new, (*new.topics, *new.retry_topics))
             if old.group == new.group and (old.partitions is not None or new.partitions is not None):
                 raise ConfigurationError(
                     f"{old.name} and {new.name} share group {new.group!r}, but partitions= takes partitions without "
@@ -381,7 +374,7 @@ def _tell(report: Report) -> None:
 
 def _tell_abandoned(report: Report) -> None:
     for partition in report.abandoned:
-        _log.error("abandoned partition=%s: its handler had not ended at the deadline; it comes again", partition)
+        _log.error("abandoned partition=%s: a handler or letter not ended by the deadline; it comes again", partition)
 
 
 def _raise(report: Report) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import difflib
 import threading
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager
@@ -17,15 +18,23 @@ from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from confluent_kafka import (
     Consumer,
+    ConsumerGroupState,
     ConsumerGroupTopicPartitions,
     KafkaError,
     KafkaException,
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, ClusterMetadata, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, ClusterMetadata, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
-from kconsume.errors import BrokerUnavailable, ClientFailed, KconsumeError, StoreError, TopicNotFound
+from kconsume.errors import (
+    BrokerUnavailable,
+    ClientFailed,
+    ConfigurationError,
+    KconsumeError,
+    StoreError,
+    TopicNotFound,
+)
 from kconsume.records import Partition
 from kconsume.settings import ClientValue, check_group, connection_settings
 
@@ -34,6 +43,8 @@ T = TypeVar("T")
 _MOCK_CLUSTER = "mockCluster"
 _MOCK_PATIENCE = 0.5
 _NO_OFFSET = -1001
+# Records keep their timestamps on their way: by those, an old one would be past its retention when it arrives.
+_KEEPS_ALL = {"cleanup.policy": "delete", "retention.ms": "-1"}
 _NOT_ALLOWED = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.GROUP_AUTHORIZATION_FAILED,
@@ -64,6 +75,12 @@ _AWAY = {
     KafkaError.UNKNOWN_LEADER_EPOCH,
     KafkaError.UNSTABLE_OFFSET_COMMIT,
 }
+_CHOOSING = {
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+}
+"""A coordinator will be there in a moment."""
 # What a broker says to one who is not a member, of a group that has some.
 _HAS_MEMBERS = {
     KafkaError.FENCED_MEMBER_EPOCH,
@@ -93,6 +110,25 @@ class Committed(NamedTuple):
     metadata: str
 
 
+class GroupMember(NamedTuple):
+    """A member of a group, as the coordinator knows it."""
+
+    id: str
+    instance: str | None
+    """The name of a static member."""
+    client: str
+    owned: tuple[Partition, ...]
+
+
+class Group(NamedTuple):
+    """A group, as the coordinator knows it."""
+
+    state: str
+    """`stable`, `empty`, or what it is in the middle of, such as `reconciling`."""
+    assignor: str
+    members: tuple[GroupMember, ...]
+
+
 class Cluster:
     """A cluster by its address. Connects at the first question."""
 
@@ -119,6 +155,15 @@ class Cluster:
                 raise TopicNotFound(f"topic {name!r} is not on the cluster at {self.brokers}: {hint}")
         return {name: known[name] for name in wanted}
 
+    def all_topics(self) -> list[str]:
+        """The names of all topics that this client may see, sorted; not those of Kafka's own."""
+        return sorted(name for name in self._metadata().topics if not name.startswith("__"))
+
+    def those_there(self, topics: Iterable[str]) -> list[str]:
+        """Of these topics, the ones that the cluster has."""
+        there = self._metadata().topics
+        return [name for name in topics if name in there]
+
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str | None]:
         """The id of each topic, None where the cluster does not tell (a mock broker may not)."""
         names = sorted(set(topics))
@@ -135,6 +180,38 @@ class Cluster:
             return dict.fromkeys(names)
         self._tells_ids = True
         return ids
+
+    def make_topics(self, wanted: Mapping[str, str]) -> None:
+        """Make those of the topics that are not there, each with as many partitions and replicas as the one it is
+        named with. Refused with their names where that is not allowed."""
+        there = self._metadata().topics
+        self.topics(sorted(set(wanted.values())))
+        new: list[NewTopic] = []
+        for name, like in wanted.items():
+            if name not in there:
+                partitions = there[like].partitions
+                new.append(NewTopic(name, len(partitions), max(1, len(partitions[0].replicas)), config=_KEEPS_ALL))
+        made = self._admin().create_topics(new, request_timeout=self.patience) if new else {}
+        for future in made.values():
+            outcome = self._outcome(future)
+            if isinstance(outcome, KafkaError) and outcome.code() in _AWAY:
+                raise self._refused(outcome)
+            if isinstance(outcome, KafkaError) and outcome.code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                names = ", ".join(f"{topic.topic} ({topic.num_partitions} partitions)" for topic in new)
+                raise ConfigurationError(
+                    f"the cluster at {self.brokers} has no topic {names}, and does not let this client make one "
+                    f"({outcome.str()}): create them, or give the principal Create"
+                )
+        if made:
+            self._await_topics(made)
+
+    def _await_topics(self, names: Iterable[str]) -> None:
+        """Until the brokers tell of topics that they have made."""
+        wanted, deadline = set(names), time.monotonic() + self.patience
+        while not wanted <= self._metadata().topics.keys():
+            if time.monotonic() > deadline:
+                raise self._unavailable(f"topic {min(wanted)!r} was made and did not appear")
+            time.sleep(0.05)
 
     def edges(self, partitions: Iterable[Partition], edge: Literal["earliest", "latest"]) -> dict[Partition, int]:
         """The first offset of each log, or the one after the last."""
@@ -155,7 +232,7 @@ class Cluster:
         if not elements:
             return {}
         with self._reader(group) as reader:
-            answered = reader.committed(elements, timeout=self.patience)
+            answered = self._once_there_is_a_coordinator(lambda: reader.committed(elements, timeout=self.patience))
         found: dict[Partition, Committed] = {}
         for element in answered:
             if element.error is not None:
@@ -164,6 +241,17 @@ class Cluster:
                 partition = Partition(element.topic, element.partition)
                 found[partition] = Committed(element.offset, element.leader_epoch, element.metadata or "")
         return found
+
+    def _once_there_is_a_coordinator(self, ask: Callable[[], T]) -> T:
+        """In a cluster that has never had a group the client is told at once that nobody is it, and does not wait."""
+        deadline = time.monotonic() + self.patience
+        while True:
+            try:
+                return ask()
+            except KafkaException as error:
+                if error.args[0].code() not in _CHOOSING or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.05)
 
     def set_committed(self, group: str, offsets: Mapping[Partition, Place]) -> None:
         """Write the group's offsets; an error while the group has members, which alone may commit then."""
@@ -193,6 +281,30 @@ class Cluster:
         for error in listed.errors:  # of the brokers that did not answer; the others' groups are in `valid`
             raise self._refused(error.args[0] if isinstance(error, KafkaException) else error)
         return sorted(group.group_id for group in listed.valid)
+
+    def group(self, name: str) -> Group | None:
+        """The group with its members and what each has; None if the cluster knows no such group."""
+        asked = self._admin().describe_consumer_groups([check_group(name)], request_timeout=self.patience)
+        outcome = self._outcome(asked[name])
+        if isinstance(outcome, KafkaError):
+            if outcome.code() == KafkaError.GROUP_ID_NOT_FOUND:
+                return None
+            raise self._refused(outcome)
+        if outcome.state is ConsumerGroupState.DEAD:  # what brokers before KIP-1043 say of a group that is none
+            return None
+        return Group(
+            outcome.state.name.lower(),
+            outcome.partition_assignor,
+            tuple(
+                GroupMember(
+                    member.member_id,
+                    member.group_instance_id,
+                    member.client_id,
+                    tuple(sorted(Partition(p.topic, p.partition) for p in member.assignment.topic_partitions)),
+                )
+                for member in outcome.members
+            ),
+        )
 
     def _must_exist(self, partitions: Iterable[Partition]) -> None:
         wanted = list(partitions)

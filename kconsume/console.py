@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from kconsume import __version__
+from kconsume.backends.abc import OutboxStore
 from kconsume.errors import DecodeError, HandlerFailed, KconsumeError
 from kconsume.logs import place_of
 from kconsume.settings import masked_address
@@ -79,25 +80,34 @@ def banner(app: App) -> None:
     """Handler → topic → store → what is guaranteed, in one sentence each."""
     _tell([f"kconsume {__version__}  group {app.group}  brokers {app.brokers}"])
     for registration in app.registrations:
-        topics = ", ".join(registration.topics)
+        topics = registration.topics_text
         group = "" if registration.group == app.group else f"  (group {registration.group})"
         address = masked_address(registration.store_address)
         lines = [f"  {registration.name} ← {topics} → {address}{group}", f"      {guarantee(registration)}"]
         if registration.binding.sends:
             where = f"to {registration.binding.to}" if registration.binding.to else "through its Sender"
-            lines.append(f"      what it sends {where}: at least once, confirmed before the offset passes")
+            lines.append(f"      what it sends {where}: {sending(registration)}")
         _tell(lines)
 
 
 def guarantee(registration: Registration) -> str:
     """What a handler is promised with its store, in one sentence."""
-    store = registration.store
+    store, own = registration.store, registration.own_guarantee
+    if own is not None:
+        return own
     if hasattr(store, "transaction") and registration.binding.transaction is None:
         return (
             "at least once: the handler does not take the store's transaction, so a crash repeats what was in "
             "flight; add a parameter for it to make its writes exactly once"
         )
     return store.guarantee
+
+
+def sending(registration: Registration) -> str:
+    """What is promised of what a handler sends."""
+    if isinstance(registration.store, OutboxStore):
+        return "by the outbox, if and only if its offset passes; again after a kill, with the same origin"
+    return "at least once, confirmed before the offset passes"
 
 
 def farewell(report: Report) -> None:

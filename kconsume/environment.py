@@ -1,6 +1,6 @@
 """Settings from `KCONSUME_*` variables, which win over what the code says.
 
-    KCONSUME_BROKERS, _GROUP, _OFFSETS, _SHUTDOWN, _MEMORY     as `App(...)` takes them
+    KCONSUME_BROKERS, _GROUP, _OFFSETS, _INSTANCE, _SHUTDOWN, _MEMORY     as `App(...)` takes them
     KCONSUME_KAFKA_SECURITY_PROTOCOL                           kafka={"security.protocol": ...}
     KCONSUME_HANDLER_RESERVE_CONCURRENCY                       as `@app.consume(...)` takes it, for `def reserve`
 
@@ -14,11 +14,13 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypedDict, TypeVar, cast, get_args
+from typing import Generic, Literal, NamedTuple, TypedDict, TypeVar, cast, get_args
 
 from kconsume.batches import Batching
 from kconsume.errors import ConfigurationError
-from kconsume.failures.policy import OnError
+from kconsume.failures.policy import Retries
+from kconsume.failures.retry import Retry
+from kconsume.failures.retry_topics import RetryTopics
 from kconsume.rate import Rate
 from kconsume.registration import Executor
 from kconsume.runtime.claims import Begin
@@ -39,6 +41,7 @@ _OURS_INSTEAD = {
     "bootstrap.servers": "KCONSUME_BROKERS",
     "metadata.broker.list": "KCONSUME_BROKERS",
     "group.id": "KCONSUME_GROUP",
+    "group.instance.id": "KCONSUME_INSTANCE",
     "auto.offset.reset": "KCONSUME_HANDLER_<NAME>_START",
 }
 
@@ -54,16 +57,20 @@ class HandlerOptions(TypedDict, total=False):
     """What variables say about one handler, under the names of `@app.consume`; the rest is as in the code."""
 
     topics: tuple[str, ...]
+    pattern: str
     group: str
     offsets: str
     concurrency: int
     chunk: int
     executor: Executor
     start: Begin
-    on_error: OnError
+    on_error: Literal["stop", "skip"]
     order: str
     to: str
     rate: Rate
+    timeout: float
+    retry: Retries
+    repeats: Literal["handle", "drop"]
     batch: Batching
     partitions: tuple[int, ...]
 
@@ -75,6 +82,7 @@ class Environment:
     brokers: str | None = None
     group: str | None = None
     offsets: str | None = field(default=None, repr=False)
+    instance: str | None = None
     shutdown: float | None = None
     memory: int | None = None
     kafka: Mapping[str, ClientValue] = field(default_factory=dict, repr=False)
@@ -125,6 +133,7 @@ def read(environ: Mapping[str, str]) -> Environment:
         brokers=_setting(given, "BROKERS", _TEXT),
         group=_setting(given, "GROUP", _TEXT),
         offsets=_setting(given, "OFFSETS", _ADDRESS),
+        instance=_setting(given, "INSTANCE", _TEXT),
         shutdown=_setting(given, "SHUTDOWN", _SECONDS),
         memory=_setting(given, "MEMORY", _BYTES),
         kafka=kafka,
@@ -250,6 +259,15 @@ def _rate(text: str) -> Rate:
     return Rate(_whole(records), float(per)) if slash else Rate(_whole(records))
 
 
+def _retry(text: str) -> Retries:
+    here, plus, later = text.partition("+")
+    attempts, slash, wait = here.partition("/")
+    in_place = Retry(_whole(attempts), wait=float(wait) if slash else None) if here else None
+    topics = RetryTopics(tuple(map(float, _names(later)))) if plus else None
+    both = tuple(retry for retry in (in_place, topics) if retry is not None)
+    return both if len(both) > 1 else both[0]
+
+
 def _batch(text: str) -> Batching:
     records, slash, wait = text.partition("/")
     return Batching(_whole(records), float(wait)) if slash else Batching(_whole(records))
@@ -268,21 +286,27 @@ _SECONDS = _Form(_seconds, "seconds above zero, for example 25.0")
 _BYTES = _Form(_bytes, "bytes above zero, for example 67108864, 512k, 64M or 1G")
 _ADDRESS = _Form(_address, "an address, for example kafka:// or sqlite:///shop.db", secret=True)
 
-_SETTINGS = frozenset({"BROKERS", "GROUP", "OFFSETS", "SHUTDOWN", "MEMORY"})
+_SETTINGS = frozenset({"BROKERS", "GROUP", "OFFSETS", "INSTANCE", "SHUTDOWN", "MEMORY"})
 
 # What a version does not offer of these, the app refuses as it does when the code says it.
 _OPTIONS: Mapping[str, _Form[object]] = {
     "topics": _Form(_names, "names divided by commas, for example orders,payments"),
+    "pattern": _Form(str, "a regular expression, for example orders-.*"),
     "group": _TEXT,
     "offsets": _ADDRESS,
     "concurrency": _COUNT,
     "chunk": _COUNT,
     "executor": _choice("thread", "inline"),
     "start": _choice(*get_args(Begin)),
-    "on_error": _choice(*get_args(OnError)),
+    "on_error": _choice("stop", "skip"),
     "order": _choice("partition", "key", "none"),
     "to": _TEXT,
     "rate": _Form(_rate, "records, or records/seconds, above zero, for example 50 or 50/1.0"),
+    "timeout": _SECONDS,
+    "retry": _Form(
+        _retry, "attempts, or attempts/seconds apart, and delays of retry topics after a +, for example 5/0.5+60,600"
+    ),
+    "repeats": _choice("handle", "drop"),
     "batch": _Form(_batch, "records, or records/seconds to wait, for example 500 or 500/0.2"),
     "partitions": _Form(
         lambda text: tuple(map(_whole, _names(text))), "partition numbers divided by commas, for example 0,1"

@@ -5,22 +5,34 @@ KconsumeError
 │   ├── InvalidHandler         the decorated function's signature
 │   ├── UnknownStore           no offset store answers to this address
 │   ├── MissingExtra           an optional package is not installed
-│   └── TopicNotFound          the cluster has no such topic
+│   ├── TopicNotFound          the cluster has no such topic
+│   ├── InstanceTaken          another process has the name of this static member
+│   ├── StreamTaken            another Spark query of the group is running
+│   └── CheckpointMismatch     a Spark checkpoint is not that of this query
 ├── BrokerUnavailable          no broker answered in time
 ├── ClientFailed               the Kafka client gave up for good
 ├── HandlerFailed              a handler raised on a record, and no policy took it
+├── HandlerTimeout             a call of a handler took longer than its timeout=
 ├── DecodeError                the payload is not what the annotation says
+├── Rejected                   a handler gave the record to batch.reject; the cause in its dead letter
+├── TaskFailed                 what a handler raised in a Spark executor
 ├── BatchError                 which records of a batch failed; raised by handlers
 ├── ResourceFailed             what a handler asks for could not be built, or closed
 ├── SendFailed                 what a handler sends cannot be sent, or was not confirmed
+├── LetterFailed               a dead letter could not be written; tried again
+├── TooManyFailures            more records failed, or calls hang, than there is a limit to
 ├── StoreError                 the offset store
 │   ├── StoreUnavailable       … did not answer; tried again
+│   ├── Conflict               … undid a transaction that met another's; run again
 │   ├── Fenced                 … says that another consumer owns the partition now
 │   └── TransactionMisused     a handler ended the transaction that is not its own
 ├── OffsetError                where to start cannot be decided without a person
 │   ├── StartRequired          no stored offset, and start="error"
 │   ├── OffsetOutOfRange       the stored offset is not in the log
-│   └── TopicRecreated         the topic is not the one the offset was stored for
+│   ├── OffsetGap              a Spark batch begins behind the stored offset: records would be lost
+│   ├── TopicRecreated         the topic is not the one the offset was stored for
+│   └── Undecided              a record failed half-way in a store that cannot undo: a person decides
+├── NotHeld                    the state of a partition that is not ours
 ├── ShutdownTimeout            the deadline passed with work abandoned (exit code 3)
 ├── EmbeddedBrokerError        the embedded broker could not do what was asked
 └── ServiceUnavailable         a service that the tests need cannot be had
@@ -28,8 +40,11 @@ KconsumeError
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from kconsume.records import Partition
 
 
 class KconsumeError(Exception):
@@ -60,6 +75,18 @@ class TopicNotFound(ConfigurationError):
     """The cluster has no such topic."""
 
 
+class InstanceTaken(ConfigurationError):
+    """Another process is a member of the group under the same `instance=`."""
+
+
+class StreamTaken(ConfigurationError):
+    """Another Spark query of the same group reads the same topic, and is alive."""
+
+
+class CheckpointMismatch(ConfigurationError):
+    """The checkpoint folder belongs to another query, or to none of kconsume's."""
+
+
 class BrokerUnavailable(KconsumeError):
     """No broker answered in time."""
 
@@ -78,8 +105,20 @@ class HandlerFailed(KconsumeError):
         self.__cause__ = error
 
 
+class HandlerTimeout(KconsumeError, TimeoutError):
+    """A call of a handler took longer than its `timeout=`, and was cancelled, or given up if it cannot be."""
+
+
 class DecodeError(KconsumeError):
     """The payload is not what the handler's annotation says."""
+
+
+class Rejected(KconsumeError):
+    """Why a handler gave a record of a Spark batch to `reject`: what its dead letter names."""
+
+
+class TaskFailed(KconsumeError):
+    """What a handler raised in a Spark executor, in words, with its trace there."""
 
 
 class BatchError(KconsumeError):
@@ -104,12 +143,25 @@ class SendFailed(KconsumeError):
     """What was to be sent cannot be, or the broker did not confirm it; the offset was not passed."""
 
 
+class LetterFailed(KconsumeError):
+    """A dead letter could not be written; its record is not passed, and it is tried again."""
+
+
+class TooManyFailures(KconsumeError):
+    """More records failed than `DeadLetter(limit=...)` allows, or more calls hang than can be left behind: the consumer
+    stops."""
+
+
 class StoreError(KconsumeError):
     """The offset store failed."""
 
 
 class StoreUnavailable(StoreError):
     """The offset store did not answer; the work is tried again."""
+
+
+class Conflict(StoreError):
+    """The store undid a transaction because it met another (a deadlock, a serialization failure); it is run again."""
 
 
 class Fenced(StoreError):
@@ -132,8 +184,29 @@ class OffsetOutOfRange(OffsetError):
     """The stored offset is not in the partition's log."""
 
 
+class OffsetGap(OffsetError):
+    """A Spark batch begins after the stored offset, so that the records between would be lost."""
+
+
 class TopicRecreated(OffsetError):
     """The topic was deleted and made again; the stored offset belongs to the old one."""
+
+
+class Undecided(OffsetError):
+    """A record was applied in part, by a store that cannot undo. The partition stays stopped, also across restarts,
+    until a person has decided about the record."""
+
+    def __init__(self, sentence: str, partitions: Iterable[Partition] = ()) -> None:
+        super().__init__(sentence)
+        self.partitions = frozenset(partitions)
+        """Those that wait for a decision, and no others: what was asked for together with them can be had without."""
+
+
+class NotHeld(KconsumeError, KeyError):
+    """The state of a partition was asked for that is not ours, or could not be loaded."""
+
+    # A KeyError shows the repr of its key, which a sentence is not.
+    __str__ = Exception.__str__
 
 
 class ShutdownTimeout(KconsumeError):

@@ -8,7 +8,6 @@ threads or stores.
 from __future__ import annotations
 
 import dataclasses
-import sqlite3
 import typing
 from collections.abc import Callable, Mapping, Sequence
 
@@ -17,14 +16,23 @@ from kconsume.decoding import bare, explain_decode, text_of, without_none
 from kconsume.errors import DecodeError, InvalidHandler
 from kconsume.output import Sender
 from kconsume.records import Message, Record
-from kconsume.runner import AsyncRunner, Runner, compile_runner
+from kconsume.runner import AsyncRunner, Limit, Runner, compile_runner
 from kconsume.signature import Form, Returns, Signature, Wish, read
+from kconsume.spark.sink import is_session, session_type
 from kconsume.wrapping import Wrap
 
 MOST_BYTES = 1_000_000
 """What the client sends at most in one message, by default."""
 
-_KNOWN_TRANSACTIONS: dict[object, str] = {sqlite3.Connection: "sqlite:///file.db"}
+_KNOWN_TRANSACTIONS = {
+    "sqlite3.Connection": "sqlite:///file.db",
+    "psycopg.Connection": "postgresql://host/database",
+    "psycopg.AsyncConnection": "postgresql://host/database",
+    "sqlalchemy.orm.session.Session": "PostgresStore(engine=...)",
+    "sqlalchemy.ext.asyncio.session.AsyncSession": "PostgresStore(engine=...)",
+    "redis.client.Pipeline": "redis://host/0",
+}
+"""By their full names, for nobody imports these packages who does not use them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,6 +41,8 @@ class Offer:
 
     transactions: Sequence[type] = ()
     """The types of the store's transaction."""
+    async_transactions: Sequence[type] | None = None
+    """Those among them that are for `async def`, and for nothing else; None if the store makes no difference."""
     store: str = "kafka://"
     """The store's address, for words."""
     resources: Mapping[object, str] = dataclasses.field(default_factory=dict)
@@ -48,7 +58,7 @@ class Binding:
     transaction: type | None
     """The annotation by which the handler asked for the store's transaction."""
     resources: Mapping[str, object]
-    """The types of the resources it asks for, by parameter."""
+    """The types of the resources it asks for, by parameter; the session of a DataFrame by that of the DataFrame."""
     takes_sender: bool
     to: str | None
 
@@ -77,17 +87,33 @@ class Binding:
         return self.takes_sender or self.to is not None
 
     def runner(
-        self, resources: Mapping[object, object] | None = None, wraps: Sequence[Wrap] = (), most: int = MOST_BYTES
+        self,
+        resources: Mapping[object, object] | None = None,
+        wraps: Sequence[Wrap] = (),
+        most: int = MOST_BYTES,
+        *,
+        by_record: bool = False,
+        stamped: bool = False,
     ) -> Runner:
-        """For a plain function. `resources` by type; `wraps` from the outermost on; `most`: bytes of a message."""
+        """For a plain function. `resources` by type; `wraps` from the outermost on; `most`: bytes of a message;
+        `by_record`: the transaction is told where each record begins; `stamped`: what is sent says where it came
+        from."""
         assert not self.is_async
-        return typing.cast(Runner, compile_runner(self, resources or {}, wraps, most))
+        return typing.cast(Runner, compile_runner(self, resources or {}, wraps, most, by_record, stamped))
 
     def async_runner(
-        self, resources: Mapping[object, object] | None = None, wraps: Sequence[Wrap] = (), most: int = MOST_BYTES
+        self,
+        resources: Mapping[object, object] | None = None,
+        wraps: Sequence[Wrap] = (),
+        most: int = MOST_BYTES,
+        *,
+        by_record: bool = False,
+        stamped: bool = False,
+        limit: Limit | None = None,
     ) -> AsyncRunner:
+        """For an `async def`. `limit`: what goes around all of it."""
         assert self.is_async
-        return typing.cast(AsyncRunner, compile_runner(self, resources or {}, wraps, most))
+        return typing.cast(AsyncRunner, compile_runner(self, resources or {}, wraps, most, by_record, stamped, limit))
 
     def explain(self, message: Message, error: BaseException) -> BaseException:
         """What really went wrong: the decoder's fault becomes a `DecodeError`, the handler's stays as it is.
@@ -129,7 +155,7 @@ def bind(
         )
     arguments = [_FIRST[signature.form]]
     transaction: type | None = None
-    resources: dict[str, object] = {}
+    resources: dict[str, object] = {signature.first: session_type()} if signature.form is Form.FRAME else {}
     takes_sender = by_name = False
     for wish in signature.wishes:
         by_name = by_name or wish.kind is wish.kind.KEYWORD_ONLY
@@ -139,10 +165,11 @@ def bind(
             pass
         elif any(hint is offered for offered in offer.transactions):
             transaction, expression = typing.cast(type, hint), "tx"
+            _must_fit(signature, wish, offer)
             _must_have_one_provider(signature.name, wish.name, hint, offer)
         elif hint is Sender:
             takes_sender, expression = True, "sender"
-        elif _is_resource(hint, offer):
+        elif _is_resource(hint, offer) or is_session(hint):
             expression = f"resource_{wish.name}"
             resources[wish.name] = hint
         elif wish.has_default:
@@ -163,6 +190,7 @@ _FIRST = {
     Form.ONE: "payload",
     Form.LIST: "payload",
     Form.TABLE: "table",
+    Form.FRAME: "frame",
     Form.BATCH: "batch",
 }
 
@@ -196,6 +224,20 @@ def _is_resource(hint: object, offer: Offer) -> bool:
         return False
 
 
+def _must_fit(signature: Signature, wish: Wish, offer: Offer) -> None:
+    """A transaction that blocks would hold up the event loop, and one that must be awaited is nothing for a function
+    that cannot."""
+    awaited = offer.async_transactions
+    if awaited is None or (wish.hint in awaited) == signature.is_async:
+        return
+    fitting = [text_of(t) for t in offer.transactions if (t in awaited) == signature.is_async]
+    ask = f"ask for {' or '.join(fitting)}, or make" if fitting else "make"
+    kind, other = ("async def", "a plain `def`") if signature.is_async else ("def", "`async def`")
+    raise InvalidHandler(
+        f"{signature.name} is `{kind}` and asks for {wish.name}: {text_of(wish.hint)}: {ask} it {other}"
+    )
+
+
 def _must_have_one_provider(name: str, parameter: str, hint: object, offer: Offer) -> None:
     if _is_resource(hint, offer):
         raise InvalidHandler(
@@ -212,7 +254,7 @@ def _unprovided(name: str, wish: Wish, offer: Offer) -> InvalidHandler:
             f"of the offset store"
         )
     for known, address in _KNOWN_TRANSACTIONS.items():
-        if hint is known:
+        if _full_name(hint) == known:
             return InvalidHandler(
                 f"{name} asks for {parameter}: {text_of(hint)}, but its offsets are in {offer.store}, which has no "
                 f"such transaction: use offsets={address!r}"
@@ -222,6 +264,10 @@ def _unprovided(name: str, wish: Wish, offer: Offer) -> InvalidHandler:
         f"{name} asks for {parameter}: {text_of(hint)}, which nobody provides with offsets in {offer.store}: "
         f"it can get {offered}; or give the parameter a default, or declare above it an @app.resource that yields it"
     )
+
+
+def _full_name(hint: object) -> str:
+    return f"{getattr(hint, '__module__', '')}.{getattr(hint, '__qualname__', '')}"
 
 
 def _null(binding: Binding) -> DecodeError:

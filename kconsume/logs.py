@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator, Sequence
-from contextvars import ContextVar, Token
+from contextvars import Context, ContextVar, Token
 from operator import length_hint
 from typing import NamedTuple, Protocol
 
@@ -54,6 +54,16 @@ def here() -> Place | None:
     """The place of the record in hand, None outside handlers."""
     walk = _walk.get()
     return None if walk is None else _place(walk)
+
+
+def walked(context: Context) -> int | None:
+    """Which of its messages a runner has in hand that works in this context, from another thread; None before it has
+    begun, and when it has ended."""
+    walk = context.get(_walk)
+    if walk is None:
+        return None
+    messages, turn, _ = walk
+    return 0 if turn is None else max(0, len(messages) - 1 - length_hint(turn))
 
 
 def install() -> None:

@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from datetime import datetime
 from functools import lru_cache
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from kconsume.errors import SendFailed
-from kconsume.records import Headers
+from kconsume.records import Headers, Message
 
 OutgoingHeaders = Mapping[str, bytes | str] | Sequence[tuple[str, bytes | str]]
 
+_BYTES = (bytearray, memoryview)
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
+class Outgoing(msgspec.Struct, frozen=True):
     """A record to send. `topic=None` means the handler's `to=`.
 
     `value` is bytes, str, None (a tombstone), or anything that msgspec or pydantic encodes as JSON.
@@ -33,6 +34,8 @@ class Outgoing:
     key: bytes | str | None = None
     headers: OutgoingHeaders = ()
     topic: str | None = None
+    timestamp: datetime | None = None
+    """When it happened, for a record that is passed on; None means now."""
 
 
 class Sender:
@@ -70,7 +73,11 @@ def returned(result: object, to: str, most: int) -> list[Outgoing]:
     array is `Outgoing([...])`.
     """
     results = result if isinstance(result, list) else [result]
-    return [encoded(_outgoing(each), to, most) for each in results if each is not None]
+    return [
+        encoded(each, to, most) if isinstance(each, Outgoing) else _ready(each, None, (), to, None, most)
+        for each in results
+        if each is not None
+    ]
 
 
 def encoded(outgoing: Outgoing, to: str | None, most: int) -> Outgoing:
@@ -81,19 +88,44 @@ def encoded(outgoing: Outgoing, to: str | None, most: int) -> Outgoing:
     topic = outgoing.topic if outgoing.topic is not None else to
     if topic is None:
         raise SendFailed("a record has no topic: give it one, as in Outgoing(value, topic='orders')")
+    return _ready(outgoing.value, outgoing.key, outgoing.headers, topic, outgoing.timestamp, most)
+
+
+def _ready(value: object, key: object, headers: object, topic: str, timestamp: datetime | None, most: int) -> Outgoing:
     _check_topic(topic)
     try:
-        value, key = encode(outgoing.value), _key(outgoing.key)
-        headers = _headers(outgoing.headers) if outgoing.headers else ()
+        value, key, pairs = encode(value), _key(key), _headers(headers) if headers else ()
+        if timestamp is not None:
+            _check_timestamp(timestamp)
     except SendFailed as error:
         raise SendFailed(f"a record to topic {topic!r} cannot be sent: {error}") from error.__cause__
+    check_size(topic, value, key, pairs, most)
+    return Outgoing(value, key, pairs, topic, timestamp)
+
+
+def check_size(topic: str | None, value: bytes | None, key: bytes | None, headers: Headers, most: int) -> None:
+    """Refuse a record of more than `most` bytes."""
     size = len(value or b"") + len(key or b"") + sum(len(name.encode()) + len(each) for name, each in headers)
     if size > most:
         raise SendFailed(
             f"a record to topic {topic!r} has {size:,} bytes, and {most:,} are allowed: send a reference to the data, "
             f"or raise message.max.bytes in kafka={{...}} and max.message.bytes of the topic"
         )
-    return Outgoing(value, key, headers, topic)
+
+
+ORIGIN = "kconsume-origin"
+"""The header that says what a record came from; who gets it twice knows it by that."""
+
+
+def stamp(sent: list[Outgoing], since: int, scope: str, message: Message) -> None:
+    """Say of what was sent since then which record it came from, and its place among those: `Record.id` and `#0`.
+
+    In the values themselves: `encoded` has made them, and nobody else has seen them."""
+    if since < len(sent):
+        place = f"{scope}:{message.partition()}:{message.offset()}#"
+        for index, each in enumerate(sent[since:]):
+            origin = (ORIGIN, f"{place}{index}".encode(errors="backslashreplace"))
+            force_setattr(each, "headers", (*each.headers, origin))
 
 
 def encode(value: object) -> bytes | None:
@@ -103,7 +135,7 @@ def encode(value: object) -> bytes | None:
     try:
         if isinstance(value, str):
             return value.encode()
-        if isinstance(value, bytearray | memoryview):
+        if isinstance(value, _BYTES):
             return bytes(value)
         return _json(value)
     except SendFailed:
@@ -122,7 +154,7 @@ def _json(value: object) -> bytes:
     if dump is not None:  # a pydantic model; by alias, as it is read
         text: str = dump(value, by_alias=True)
         return text.encode()
-    return msgspec.json.encode(value, enc_hook=_plain)
+    return _as_json(value)
 
 
 def _plain(value: object) -> object:
@@ -133,8 +165,7 @@ def _plain(value: object) -> object:
     return dump(value, mode="json", by_alias=True)
 
 
-def _outgoing(value: object) -> Outgoing:
-    return value if isinstance(value, Outgoing) else Outgoing(value)
+_as_json = msgspec.json.Encoder(enc_hook=_plain).encode
 
 
 def _key(key: object) -> bytes | None:
@@ -162,6 +193,11 @@ def _header(pair: object) -> tuple[str, bytes]:
     if isinstance(value, str):
         return name, _utf8(value, f"header {name!r}")
     raise SendFailed(f"header {name!r} is a {type(value).__name__}: give bytes or str")
+
+
+def _check_timestamp(timestamp: object) -> None:
+    if not isinstance(timestamp, datetime) or timestamp.tzinfo is None:
+        raise SendFailed(f"its timestamp is {timestamp!r}: give a datetime with a time zone, as in datetime.now(UTC)")
 
 
 def _no_headers(found: object) -> SendFailed:

@@ -5,7 +5,10 @@ Values only: nothing here reads, writes or decodes.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from operator import methodcaller
 from typing import NamedTuple, Protocol
 
 from kconsume.errors import ConfigurationError
@@ -101,13 +104,17 @@ class Record:
         return hash((self.topic, self.partition, self.offset))
 
 
+_offset_of = methodcaller("offset")
+
+
+def index_of(messages: Sequence[Message], message: Message) -> int:
+    """Of one that is among them, and they ascend by offset. `list.index` would take half a microsecond for each before
+    it: the client's messages compare everything that they have."""
+    return bisect_left(messages, message.offset(), key=_offset_of)
+
+
 def record_of(message: Message, scope: str, attempt: int = 1) -> Record:
     """The record a message holds. `scope` is `group:topic_id`, the part of the id that a lane shares."""
-    kind, millis = message.timestamp()
-    try:
-        moment = None if kind == _TIMESTAMP_NOT_AVAILABLE else _EPOCH + timedelta(milliseconds=millis)
-    except OverflowError:  # a producer may write any 64 bits, microseconds for example
-        moment = None
     partition, offset = message.partition(), message.offset()
     return Record(
         message.topic(),
@@ -115,8 +122,22 @@ def record_of(message: Message, scope: str, attempt: int = 1) -> Record:
         offset,
         message.key(),
         message.value(),
-        tuple((name, value if value is not None else b"") for name, value in message.headers() or ()),
-        moment,
+        headers_of(message),
+        moment_of(message),
         attempt,
         f"{scope}:{partition}:{offset}",
     )
+
+
+def headers_of(message: Message) -> Headers:
+    given = message.headers()
+    return tuple((name, value if value is not None else b"") for name, value in given) if given else ()
+
+
+def moment_of(message: Message) -> datetime | None:
+    """When it was written, by its timestamp."""
+    kind, millis = message.timestamp()
+    try:
+        return None if kind == _TIMESTAMP_NOT_AVAILABLE else _EPOCH + timedelta(milliseconds=millis)
+    except OverflowError:  # a producer may write any 64 bits, microseconds for example
+        return None

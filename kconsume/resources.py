@@ -24,6 +24,7 @@ from collections.abc import (
 )
 from typing import Any
 
+from kconsume.annotations import hints_of
 from kconsume.batches import Batch
 from kconsume.decoding import text_of, without_none
 from kconsume.errors import InvalidHandler, ResourceFailed
@@ -45,6 +46,8 @@ class Resource:
     make: Callable[..., object]
     needs: Mapping[str, object]
     """The types of other resources that it is made from, by parameter."""
+    spare: bool = False
+    """Whether it is kconsume's own, and gives way to one that a person declares."""
 
 
 def read_resource(function: Callable[..., object], names: Mapping[str, object] | None = None) -> Resource:
@@ -52,18 +55,7 @@ def read_resource(function: Callable[..., object], names: Mapping[str, object] |
     name = getattr(function, "__name__", repr(function))
     if inspect.isclass(function) or not hasattr(function, "__name__"):
         raise InvalidHandler(f"@app.resource needs a function that makes the resource: write def ...() above {name}")
-    try:
-        hints = typing.get_type_hints(function, localns=dict(names or {}))
-    except NameError as error:
-        raise InvalidHandler(
-            f"the resource {name} has an annotation that does not exist at run time ({error}): import it outside "
-            f"`if TYPE_CHECKING:`, because handlers ask for it by that type"
-        ) from error
-    except Exception as error:  # an annotation is an expression, and may raise anything
-        raise InvalidHandler(
-            f"the resource {name} has an annotation that cannot be read ({type(error).__name__}: {error}): correct it, "
-            f"because handlers ask for it by that type"
-        ) from error
+    hints = hints_of(function, f"the resource {name}", "handlers ask for it by that type", names)
     provides = _provided(function, name, hints.get("return"))
     needs: dict[str, object] = {}
     for parameter in inspect.signature(function).parameters.values():

@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 from kconsume.backends.abc import OffsetStore
 from kconsume.batches import Batching
 from kconsume.errors import ConfigurationError
-from kconsume.failures.policy import OnError
+from kconsume.failures.policy import OnError, Retries
 from kconsume.rate import Rate
 from kconsume.registration import Declared, Executor, Options
 from kconsume.resources import Resource, read_resource
@@ -31,18 +31,23 @@ class Decorators(ABC):
     """The decorators, and where what they decorate goes."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._wraps: list[Wrap] = []
 
     def consume(
         self,
         *topics: str,
+        pattern: str | None = None,
         group: str | None = None,
         offsets: str | OffsetStore | None = None,
         batch: Batching | None = None,
         order: Literal["partition"] = "partition",
         concurrency: int | None = None,
         executor: Executor | None = None,
+        retry: Retries | None = None,
+        repeats: Literal["handle", "drop"] = "handle",
         on_error: OnError = "stop",
+        timeout: float | None = None,
         rate: Rate | None = None,
         start: Begin = "earliest",
         partitions: Sequence[int] | None = None,
@@ -52,16 +57,20 @@ class Decorators(ABC):
     ) -> Callable[[Handler], Handler]:
         """Make the decorated function the handler of these topics. It stays an ordinary function.
 
+        `pattern`: instead of names, a regular expression that whole names match, also of topics that come later.
         `group`, `offsets`: a consumer of its own. `batch`: how large batches are, for handlers of `list[...]`, `Batch`
         or a table. `concurrency`: workers, by default one for each assigned partition, up to 8. `executor`: `"inline"`
-        runs a plain function on the polling thread, for handlers that never wait. `rate`: at most so many records, in
-        this process. `start`: where a partition with no stored offset begins. `partitions`: take exactly these,
-        without a group's coordination. `decode`: makes the payload from the bytes. `to`: the topic for what the
-        handler returns. `chunk`: at most so many records share a transaction.
+        runs a plain function on the polling thread, for handlers that never wait. `retry`: try a record that fails
+        again, in its place (`Retry`), later (`RetryTopics`), or both in a tuple. `on_error`: what becomes of it then:
+        `"stop"`, `"skip"` or a `DeadLetter`. `repeats`: `"drop"` takes a record with a `kconsume-origin` in once.
+        `timeout`: seconds that one call may take; longer is a failure like others. `rate`: at most so many records, in
+        this process. `start`: where a partition with no stored offset begins.
+        `partitions`: take exactly these, without a group's coordination. `decode`: makes the payload from the bytes.
+        `to`: the topic for what the handler returns. `chunk`: at most so many records share a transaction.
         """
         options = Options(
             topics, group, offsets, batch, order, concurrency, executor, on_error, rate, start, partitions, decode, to,
-            chunk,
+            chunk, pattern, retry, repeats, timeout,
         )  # fmt: skip
         self._check(options)
 

@@ -10,19 +10,24 @@ from __future__ import annotations
 import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from operator import length_hint
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from kconsume import logs
 from kconsume.batches import Batch
 from kconsume.decoding import Decoding
 from kconsume.errors import InvalidHandler
-from kconsume.output import Outgoing, Sender, returned
+from kconsume.output import Outgoing, Sender, returned, stamp
 from kconsume.records import Message, record_of
 from kconsume.signature import Form, Returns, Signature
+from kconsume.spark.sink import frame_of
 from kconsume.wrapping import Wrap, wrapped
 
 if TYPE_CHECKING:
     from kconsume.handler import Binding
+
+
+Limit: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Makes of an `async def` one that ends in time."""
 
 
 class Halt(NamedTuple):
@@ -32,14 +37,30 @@ class Halt(NamedTuple):
     error: BaseException | None
     certain: bool = True
     """Whether it is this record that failed. A batch fails as a whole, and its first record stands for it."""
+    forsaken: bool = False
+    """Whether the handler runs on, on a thread that nobody waits for."""
+    void: bool = False
+    """Whether the records before it are not done either: what they sent is lost."""
+
+
+Passes = Callable[[Message, BaseException], bool]
+"""Whether a record that has just failed is passed over, so that the runner goes on with the next."""
 
 
 class Runner(Protocol):
-    """Calls the handler for each message in order, until the end, an error, or `stop` is no longer empty. What it
-    sends is appended to `sent`, but for that of a record that failed."""
+    """Calls the handler for each message in order, until the end, an error that does not pass, or `stop` is no longer
+    empty. What it sends is appended to `sent`, but for that of a record that failed."""
 
     def __call__(
-        self, messages: Sequence[Message], stop: Sequence[object], tx: object, scope: str, sent: list[Outgoing], /
+        self,
+        messages: Sequence[Message],
+        stop: Sequence[object],
+        tx: object,
+        scope: str,
+        sent: list[Outgoing],
+        attempt: int = 1,
+        passes: Passes | None = None,
+        /,
     ) -> Halt | None: ...
 
 
@@ -47,7 +68,15 @@ class AsyncRunner(Protocol):
     """The same for an `async def` handler."""
 
     def __call__(
-        self, messages: Sequence[Message], stop: Sequence[object], tx: object, scope: str, sent: list[Outgoing], /
+        self,
+        messages: Sequence[Message],
+        stop: Sequence[object],
+        tx: object,
+        scope: str,
+        sent: list[Outgoing],
+        attempt: int = 1,
+        passes: Passes | None = None,
+        /,
     ) -> Awaitable[Halt | None]: ...
 
 
@@ -60,32 +89,39 @@ def _raise_null() -> typing.NoReturn:
 
 
 # Where the handler asks for the value alone, the message itself is not touched by Python code at all.
+# After a record that is passed over, the same iterators go on; to be able to costs those that do not fail nothing.
 _RECORDS = """\
-{define} run(messages, stop, tx, scope, sent):
+{define} run(messages, stop, tx, scope, sent, attempt=1, passes=None):
     if not messages:
         return None
     turn = iter(messages)
-    {prepare}token = enter(messages, turn)
+    {prepare}token = enter(messages, turn, attempt)
     try:
-        for {each}:
-            if stop:
-                return Halt(messages[-1 - length_hint(turn)], None)
-            {before}{call}
-    except BaseException as error:
-        {undo}return Halt(messages[-1 - length_hint(turn)], error)
+        {iterate}while True:
+            try:
+                for {each}:
+                    if stop:
+                        return Halt(messages[-1 - length_hint(turn)], None)
+                    {before}{call}
+                return None
+            except BaseException as error:
+                {undo}if passes is None or not passes(messages[-1 - length_hint(turn)], error):
+                    return Halt(messages[-1 - length_hint(turn)], error)
     finally:
         {close}leave(token)
-    return None
 """
+_IN_LOOP, _IN_EXCEPT, _IN_BATCH = "\n" + " " * 20, "\n" + " " * 16, "\n" + " " * 8
+
+_THE_RECORD, _THE_BATCH = "record_of(message, scope, attempt)", "Batch(messages, scope, attempt)"
 
 _BATCH = """\
-{define} run(messages, stop, tx, scope, sent):
+{define} run(messages, stop, tx, scope, sent, attempt=1, passes=None):
     if not messages:
         return None
     if stop:
         return Halt(messages[0], None)
     turn = iter(messages)
-    {prepare}token = enter(messages, None)
+    {prepare}token = enter(messages, None, attempt)
     try:
         {payload}
     except BaseException as error:
@@ -102,12 +138,20 @@ _BATCH = """\
 
 
 def compile_runner(
-    binding: Binding, resources: Mapping[object, object], wraps: Sequence[Wrap], most: int
+    binding: Binding,
+    resources: Mapping[object, object],
+    wraps: Sequence[Wrap],
+    most: int,
+    by_record: bool = False,
+    stamped: bool = False,
+    limit: Limit | None = None,
 ) -> Callable[..., object]:
-    """A `Runner`, or an `AsyncRunner` for an `async def`."""
+    """A `Runner`, or an `AsyncRunner` for an `async def`. `stamped`: what is sent says which record it came from."""
     signature = binding.signature
     function = wrapped(signature, wraps) if wraps else signature.function
-    template, parts = _parts(binding, bool(wraps))
+    if limit is not None:
+        function = limit(function)
+    template, parts = _parts(binding, bool(wraps), by_record, stamped and binding.sends)
     source = template.format(**parts)
     scope: dict[str, object] = {
         "length_hint": length_hint,
@@ -120,6 +164,7 @@ def compile_runner(
         "null": _raise_null,
         "record_of": record_of,
         "returned": returned,
+        "stamp": stamp,
         "unexpected": _unexpected(signature.name),
         "function": function,
         "decode": None if signature.decoding is None else signature.decoding.call,
@@ -127,19 +172,21 @@ def compile_runner(
         "most": most,
         **{f"resource_{parameter}": resources[hint] for parameter, hint in binding.resources.items()},
     }
-    if signature.form is Form.TABLE:
+    if signature.form.tabular:
         from kconsume.tables import table_of
 
         scope["table_of"] = table_of
+        scope["columns"] = None if signature.columns is None else signature.columns.table
+        scope["frame_of"] = frame_of
     exec(compile(source, f"<kconsume runner of {signature.function!r}>", "exec"), scope)
     return typing.cast(Callable[..., object], scope["run"])
 
 
-def _parts(binding: Binding, wrapped: bool) -> tuple[str, dict[str, str]]:
+def _parts(binding: Binding, wrapped: bool, by_record: bool, stamped: bool) -> tuple[str, dict[str, str]]:
     signature = binding.signature
     arguments = [_spelled(argument, signature) for argument in binding.arguments]
     if wrapped:
-        arguments.insert(0, "Batch(messages, scope)" if binding.batched else "record_of(message, scope)")
+        arguments.insert(0, _THE_BATCH if binding.batched else _THE_RECORD)
     await_ = "await " if binding.is_async else ""
     call = f"{await_}function({', '.join(arguments)})"
     if binding.to is not None:
@@ -149,21 +196,27 @@ def _parts(binding: Binding, wrapped: bool) -> tuple[str, dict[str, str]]:
     parts = {
         "define": "async def" if binding.is_async else "def",
         "prepare": "sender = Sender(sent, most); mark = len(sent)\n    " if binding.sends else "",
-        "undo": "del sent[mark:]\n        " if binding.sends else "",
+        "undo": f"del sent[mark:]{_IN_BATCH if binding.batched else _IN_EXCEPT}" if binding.sends else "",
         "close": "sender.close(); " if binding.sends else "",
         "before": "",
         "call": call,
     }
+    if stamped:
+        indent, first = (_IN_BATCH, "messages[0]") if binding.batched else (_IN_LOOP, "message")
+        parts["call"] += f"{indent}stamp(sent, mark, scope, {first})"
     if binding.batched:
         return _BATCH, {**parts, "payload": _batch_payload(signature)}
-    of_message = any("message" in argument for argument in arguments)
+    of_message = by_record or stamped or any("message" in argument for argument in arguments)
     # A sender for each record: one that was kept is refused, and its record's sends are not undone with another's.
     renewed = "sender.close(); sender = Sender(sent, most); " if binding.takes_sender else ""
-    before = f"{renewed}mark = len(sent)\n            " if binding.sends else ""
-    before += "value = message.value()\n            " if of_message else ""
+    before = f"{renewed}mark = len(sent){_IN_LOOP}" if binding.sends else ""
+    before += f"tx.next_record(message.offset()){_IN_LOOP}" if by_record else ""
+    before += f"value = message.value(){_IN_LOOP}" if of_message else ""
     before += _null_guard(signature)
-    each = "message in turn" if of_message else "value in map(type(messages[0]).value, turn)"
-    return _RECORDS, {**parts, "each": each, "before": before}
+    if of_message:
+        return _RECORDS, {**parts, "iterate": "", "each": "message in turn", "before": before}
+    iterate = "values = map(type(messages[0]).value, turn)\n        "
+    return _RECORDS, {**parts, "iterate": iterate, "each": "value in values", "before": before}
 
 
 def _null_guard(signature: Signature) -> str:
@@ -171,21 +224,27 @@ def _null_guard(signature: Signature) -> str:
     decoding = signature.decoding
     if decoding is None or decoding.optional or (decoding.call is not None and decoding.pure):
         return ""
-    return "if value is None: raise NullValue\n            "
+    return f"if value is None: raise NullValue{_IN_LOOP}"
 
 
 def _spelled(argument: str, signature: Signature) -> str:
     """An argument as the template writes it."""
     name, equals, expression = argument.rpartition("=")
     if expression == "record":
-        expression = "record_of(message, scope)"
+        expression = _THE_RECORD
     elif expression == "batch":
-        expression = "Batch(messages, scope)"
+        expression = _THE_BATCH
     elif expression == "table":
-        expression = "table_of(messages)"
+        expression = _tabulated(signature)
+    elif expression == "frame":
+        expression = f"frame_of(resource_{signature.first}, {_tabulated(signature)}, messages)"
     elif expression == "payload" and not signature.form.batched:
-        expression = "record_of(message, scope)" if signature.decoding is None else _decoded(signature.decoding)
+        expression = _THE_RECORD if signature.decoding is None else _decoded(signature.decoding)
     return f"{name}{equals}{expression}"
+
+
+def _tabulated(signature: Signature) -> str:
+    return "table_of(messages)" if signature.columns is None else "columns(payload)"
 
 
 def _decoded(decoding: Decoding) -> str:
@@ -198,10 +257,10 @@ def _decoded(decoding: Decoding) -> str:
 def _batch_payload(signature: Signature) -> str:
     """The statements that make the first argument. An error in them is that of the record that `turn` stands at."""
     decoding = signature.decoding
-    if signature.form in (Form.TABLE, Form.BATCH):
+    if signature.form is Form.BATCH or (signature.form.tabular and decoding is None):
         return "pass"
     if decoding is None:
-        return "payload = [record_of(message, scope) for message in turn]"
+        return "payload = [record_of(message, scope, attempt) for message in turn]"
     if decoding.of_message:
         guard = "None" if decoding.optional else "null()"
         return f"payload = [{guard} if message.value() is None else decode(message) for message in turn]"

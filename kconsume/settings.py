@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from kconsume.errors import ConfigurationError
-
-ClientValue = str | int | float | bool
+from kconsume.protocols import OF_CLASSIC, GroupProtocol, protocol_of
+from kconsume.protocols import ClientValue as ClientValue
 
 
 class Default(NamedTuple):
@@ -43,6 +43,9 @@ DEFAULTS = (
     Default("socket.nagle.disable", True, True, "small requests leave at once"),
     Default("session.timeout.ms", 45000, 45000, "how long a dead process keeps its partitions"),
     Default("heartbeat.interval.ms", 3000, 3000, "a rebalance is noticed within this time"),
+    Default(
+        "topic.metadata.refresh.interval.ms", 30000, 300000, "new partitions, and topics that match a pattern, are seen"
+    ),
     Default("max.poll.interval.ms", 300000, 300000, "polling never waits for handlers, so this is never reached"),
 )  # fmt: skip
 
@@ -51,6 +54,7 @@ FORBIDDEN = {
     "enable.auto.offset.store": "offsets pass when the handler has returned, never when they were fetched",
     "auto.offset.reset": "say start='earliest', 'latest' or 'error' to @app.consume; a stored offset is never jumped",
     "group.id": "say App(group=...)",
+    "group.instance.id": "say App(instance=...)",
     "bootstrap.servers": "say App('host:port,...')",
     "metadata.broker.list": "say App('host:port,...')",
     "enable.partition.eof": "kconsume uses it to know when it has caught up",
@@ -58,10 +62,6 @@ FORBIDDEN = {
     "on_commit": "kconsume owns the commit",
 }
 
-_UNSUPPORTED_PROTOCOL = (
-    "this version consumes with cooperative-sticky groups only: leave {name} out "
-    "(got {value!r}); in one group all members must use the same protocol"
-)
 _SECRET = re.compile(r"password|passphrase|secret|\.pem$|token|oauthbearer\.config|jaas", re.IGNORECASE)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _HARMLESS = re.compile(r"(sqlite:)?[\w./\\ -]*")  # such as a file's name; a password stands behind a : or a =
@@ -79,14 +79,18 @@ def client_settings(
     group: str,
     overrides: Mapping[str, ClientValue],
     *,
+    instance: str | None = None,
     embedded: bool = False,
     report_ends: bool = False,
 ) -> dict[str, ClientValue]:
     """All properties of the consumer. Ours first, the person's over them, then what the promises need."""
     settings: dict[str, ClientValue] = {default.name: default.value for default in DEFAULTS}
     settings.update(EMBEDDED if embedded else {})
+    if protocol_of(overrides) is GroupProtocol.CONSUMER:
+        settings = {name: value for name, value in settings.items() if name not in OF_CLASSIC}
     settings["client.id"] = f"kconsume-{socket.gethostname()}-{os.getpid()}"
     settings.update(overrides)
+    settings.update({} if instance is None else {"group.instance.id": instance})
     settings.update(
         {
             "bootstrap.servers": brokers,
@@ -107,13 +111,19 @@ def connection_settings(brokers: str, overrides: Mapping[str, ClientValue]) -> d
 
 def check_overrides(overrides: Mapping[str, ClientValue]) -> None:
     """Refuse by name what would break a promise."""
-    for name, value in overrides.items():
+    for name in overrides:
         if name in FORBIDDEN:
             raise ConfigurationError(f"kafka={{{name!r}: ...}} is refused: {FORBIDDEN[name]}")
-        if (name == "group.protocol" and value != "classic") or (
-            name == "partition.assignment.strategy" and value != "cooperative-sticky"
-        ):
-            raise ConfigurationError(_UNSUPPORTED_PROTOCOL.format(name=name, value=value))
+
+
+def check_instance(instance: object) -> str:
+    """The name of a static member (KIP-345), as the client takes it."""
+    if not isinstance(instance, str) or not instance.strip() or instance != instance.strip():
+        raise ConfigurationError(
+            f"instance={instance!r} is no name for a static member: give each process one that it keeps when it is "
+            f"restarted and that no other has, such as a pod's: App(instance='shop-0')"
+        )
+    return instance
 
 
 def check_group(group: object) -> str:

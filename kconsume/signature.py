@@ -5,7 +5,6 @@ Reads and refuses; what it asks for is found by `handler.py`. Nothing here knows
 
 from __future__ import annotations
 
-import builtins
 import dataclasses
 import dis
 import enum
@@ -14,10 +13,13 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 
+from kconsume.annotations import hints_of
 from kconsume.batches import Batch
-from kconsume.decoding import Decoding, decoding_of, text_of
+from kconsume.columns import Columns
+from kconsume.decoding import Decoding, decoding_of, is_union, text_of
 from kconsume.errors import InvalidHandler
 from kconsume.records import Record
+from kconsume.spark.sink import is_frame
 
 
 class Form(enum.Enum):
@@ -27,10 +29,15 @@ class Form(enum.Enum):
     LIST = "a list"
     BATCH = "a Batch"
     TABLE = "a table"
+    FRAME = "a DataFrame"
 
     @property
     def batched(self) -> bool:
         return self is not Form.ONE
+
+    @property
+    def tabular(self) -> bool:
+        return self in (Form.TABLE, Form.FRAME)
 
 
 class Returns(enum.Enum):
@@ -57,11 +64,15 @@ class Signature:
     function: Callable[..., object]
     name: str
     is_async: bool
+    first: str
+    """The name of the first parameter."""
     form: Form
     payload: str
     """What the first parameter gets, as a person reads it."""
     decoding: Decoding | None
-    """None where records are handed over as they are: `Record`, `Batch` and tables."""
+    """None where records are handed over as they are: `Record`, `Batch`, and tables of no declared model."""
+    columns: Columns | None
+    """Those of the model of a table or DataFrame."""
     wishes: tuple[Wish, ...]
     returns: Returns
 
@@ -74,7 +85,7 @@ def read(
     """`names` are the local names of the place where the function is decorated."""
     name = getattr(function, "__name__", repr(function))
     parameters = _parameters(function, name)
-    hints = _hints(function, name, names)
+    hints = hints_of(function, name, "the annotation says what the handler gets", names, extras=True)
     first = parameters[0]
     if first.name not in hints:
         raise InvalidHandler(
@@ -82,21 +93,29 @@ def read(
             f"{first.name}: bytes (also str, dict, a msgspec.Struct, a dataclass, Record)"
         )
     form, item = _form(name, first.name, hints[first.name])
-    decoding = None
+    decoding, columns = None, None
     if item is not None:
         decoding = decoding_of(name, first.name, item, decode)
+        columns = Columns(name, item) if form.tabular else None
     elif decode is not None:
         raise InvalidHandler(
             f"{name} gets {text_of(hints[first.name])} with the bytes as they came, so decode= would do nothing: "
             f"annotate {first.name} with the type that decode= makes"
         )
+    if form is Form.FRAME and _is_async(function):
+        raise InvalidHandler(
+            f"{name} is async and gets {first.name}: DataFrame, and every call of Spark would hold up the event loop: "
+            f"write it as a plain def"
+        )
     return Signature(
         function=function,
         name=name,
         is_async=_is_async(function),
+        first=first.name,
         form=form,
-        payload=text_of(hints[first.name]) if decoding is None or form.batched else decoding.text,
+        payload=_said(hints[first.name], columns, item) if decoding is None or form.batched else decoding.text,
         decoding=decoding,
+        columns=columns,
         wishes=tuple(Wish(p.name, _plain(hints.get(p.name)), p.kind, p.default is not p.empty) for p in parameters[1:]),
         returns=_returns(function, hints),
     )
@@ -130,31 +149,6 @@ def _is_async(function: Callable[..., object]) -> bool:
     return inspect.iscoroutinefunction(function)
 
 
-def _hints(function: Callable[..., object], name: str, names: Mapping[str, object] | None) -> dict[str, object]:
-    try:
-        return typing.get_type_hints(function, localns=_visible(function, names or {}), include_extras=True)
-    except NameError as error:
-        raise InvalidHandler(
-            f"{name} has an annotation that does not exist at run time ({error}): import it outside "
-            f"`if TYPE_CHECKING:`, because the annotation says what the handler gets"
-        ) from error
-    except Exception as error:  # an annotation is an expression, and may raise anything
-        raise InvalidHandler(
-            f"{name} has an annotation that cannot be read ({type(error).__name__}: {error}): correct it, because "
-            f"the annotation says what the handler gets"
-        ) from error
-
-
-def _visible(function: Callable[..., object], names: Mapping[str, object]) -> dict[str, object]:
-    """Of the names where it is decorated, those that it can mean: one that was written in a module, and not in
-    a function, means the module's first."""
-    innermost = inspect.unwrap(function)
-    if "<locals>" in getattr(innermost, "__qualname__", ""):
-        return dict(names)
-    known = {**vars(builtins), **getattr(innermost, "__globals__", {})}
-    return {name: value for name, value in names.items() if name not in known}
-
-
 def _plain(hint: object) -> object:
     """A further parameter's type, without what is only said about it."""
     return typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
@@ -170,8 +164,8 @@ def _form(name: str, parameter: str, hint: object) -> tuple[Form, object | None]
         return Form.ONE, None
     if wanted is Batch:
         return Form.BATCH, None
-    if _is_table(wanted):
-        return Form.TABLE, None
+    if _is_table(wanted) or is_frame(wanted):
+        return Form.TABLE if _is_table(wanted) else Form.FRAME, _model_of(name, parameter, hint)
     if typing.get_origin(wanted) is list:
         (item,) = typing.get_args(wanted)
         return Form.LIST, None if item is Record else item
@@ -181,6 +175,22 @@ def _form(name: str, parameter: str, hint: object) -> tuple[Form, object | None]
             f"{parameter} as list[T], for example list[bytes]"
         )
     return Form.ONE, hint
+
+
+def _model_of(name: str, parameter: str, hint: object) -> object | None:
+    """`Annotated[pyarrow.Table, Placed]`: the model whose fields are the columns."""
+    said = typing.get_args(hint)[1:] if typing.get_origin(hint) is typing.Annotated else ()
+    models = [each for each in said if isinstance(each, type) or is_union(each)]
+    if len(models) > 1 or any(map(is_union, models)):
+        raise InvalidHandler(
+            f"{name} cannot get {parameter}: {text_of(hint)} with the columns of {' and '.join(map(text_of, models))}: "
+            f"a row has the fields of one model, and a tombstone has none; name one, without None"
+        )
+    return models[0] if models else None
+
+
+def _said(hint: object, columns: Columns | None, model: object) -> str:
+    return text_of(hint) if columns is None else f"{text_of(hint)} of {text_of(model)}"
 
 
 def _is_table(hint: object) -> bool:

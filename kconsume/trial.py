@@ -9,30 +9,47 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from queue import SimpleQueue
 from types import TracebackType
 from typing import ClassVar, NamedTuple, TypeVar, cast
 
 from kconsume.backends.memory import MemoryStore
+from kconsume.errors import ConfigurationError
+from kconsume.failures.letters import Letter
 from kconsume.failures.policy import Policy, Verdict
 from kconsume.handler import MOST_BYTES
 from kconsume.output import Outgoing
 from kconsume.records import Message, Partition
 from kconsume.resources import Resource
 from kconsume.runtime.budget import Pace
-from kconsume.runtime.engine import BATCH, Equipment, HandlerPlan, work_for
+from kconsume.runtime.fitting import BATCH, work_for
 from kconsume.runtime.furnishing import Furnishing
 from kconsume.runtime.home import CallersLoop, Home, OwnLoop
-from kconsume.runtime.lanes import Chunk, Failure, InlineLanes, Lane, Outcome, Progress, Work
+from kconsume.runtime.lanes import Chunk, Failure, InlineLanes, Lane, Outcome, Parked, Progress, Undelivered, Work
+from kconsume.runtime.mail import outgoing_of
+from kconsume.runtime.plans import Equipment, HandlerPlan
 from kconsume.runtime.running import in_thread
 
 T = TypeVar("T")
 
 Lend = Callable[[], AbstractContextManager[object]]
 """Lends the connection that a handler asks for; what is written through it is undone when an error leaves the block."""
+
+
+class AsyncLend(NamedTuple):
+    """The same where it is awaited, for a handler that is an `async def`."""
+
+    lend: Callable[[], AbstractAsyncContextManager[object]]
+
 
 # What a handler's failure is. Anything else that comes out of one is meant for whoever runs it: Ctrl-C, a test's end.
 _FAILURES = (Exception, SystemExit, asyncio.CancelledError)
@@ -54,13 +71,15 @@ class Tried:
     """What came of it."""
 
     skipped: int
-    """How many records failed and were passed, because their policy is to skip them."""
+    """How many records failed and were passed, because their policy is to skip them, or to write a dead letter."""
     failed: bool
     """Whether a record failed and its policy is to stop there."""
     error: BaseException | None
     """What the record raised that failed; or else the first of those that were skipped."""
     sent: list[Outgoing]
     """What would be sent for the records that passed."""
+    dead: list[Outgoing]
+    """The dead letters that would be written, wherever to."""
 
 
 class Trial:
@@ -71,11 +90,13 @@ class Trial:
         handler: HandlerPlan,
         scope: str,
         furniture: Furniture,
-        lend: Lend | None = None,
+        lend: Lend | AsyncLend | None = None,
         most_bytes: int = MOST_BYTES,
     ) -> None:
         """`lend` is needed by a handler that takes the store's transaction."""
-        self._handler = handler
+        self._handler = dataclasses.replace(handler, outbox=False, ladder=None, drops_repeats=False, timeout=None)
+        """With what it sends told to the caller, and not kept anywhere; nothing is left for later. As long as it takes:
+        it runs on the thread of who tries it out, with their connection."""
         self._binding = handler.binding
         self._scope = scope
         self._furniture = furniture
@@ -94,7 +115,9 @@ class Trial:
             attempt = _Attempt(self._handler, self._scope, messages)
             work = self._work(attempt, home, self._build(furnishing), self._lend)
             for chunk in attempt.chunks:
-                work(attempt.lane, chunk, attempt.report)
+                going = cast("Parked | None", work(attempt.lane, chunk, attempt.report))
+                while going is not None:  # nothing is waited for here
+                    going = cast("Parked | None", going.resume())
         finally:
             trouble = furnishing.close(self._furniture.closing)
             home.close(self._furniture.closing)
@@ -113,9 +136,11 @@ class Trial:
             if cancelled is not None:
                 raise cancelled
             attempt = _Attempt(self._handler, self._scope, messages)
-            work = self._work(attempt, home, resources, None if lend is None else lambda: _OnLoop(lend(), loop))
+            work = self._work(attempt, home, resources, lend if lend is None else _on_loop(lend, loop))
             for chunk in attempt.chunks:
-                await cast(Awaitable[None], work(attempt.lane, chunk, attempt.report))
+                going = await cast("Awaitable[Parked | None]", work(attempt.lane, chunk, attempt.report))
+                while going is not None:  # as above
+                    going = await cast("Awaitable[Parked | None]", going.resume())
         finally:
             trouble, cancelled = await in_thread(lambda: furnishing.close(self._furniture.closing))
             home.close(0.0)
@@ -131,11 +156,23 @@ class Trial:
         missing = [hint for hint in self._binding.resources.values() if hint not in given]
         return {**given, **furnishing.build(missing)}
 
-    def _work(self, attempt: _Attempt, home: Home, resources: Mapping[object, object], lend: Lend | None) -> Work:
+    def _work(
+        self, attempt: _Attempt, home: Home, resources: Mapping[object, object], lend: Lend | AsyncLend | None
+    ) -> Work:
         """As in a run, with what is kept in the place of what leaves, and without waiting for a rate."""
         handler = dataclasses.replace(self._handler, policy=attempt.policy, rate=None)
-        store = MemoryStore() if lend is None else _LentStore(lend, attempt.kept)
-        return work_for(handler, store, "", Equipment(home, attempt.kept, resources, self._most_bytes))
+        equipment = Equipment(home, attempt.kept, resources, self._most_bytes, attempt.dead)
+        return work_for(handler, self._store(attempt, lend), self._scope.partition(":")[0], equipment)
+
+    def _store(self, attempt: _Attempt, lend: Lend | AsyncLend | None) -> MemoryStore:
+        if not self._handler.in_transactions:
+            return MemoryStore()
+        if lend is None:  # it asks for none, and only its dead letters would be kept in one
+            return _LentStore(nullcontext, attempt)
+        if isinstance(lend, AsyncLend):
+            assert self._binding.transaction is not None
+            return _AsyncLentStore(lend, attempt, self._binding.transaction)
+        return _LentStore(lend, attempt)
 
 
 class _Attempt:
@@ -143,6 +180,7 @@ class _Attempt:
 
     def __init__(self, handler: HandlerPlan, scope: str, messages: Sequence[Message]) -> None:
         self.kept = _Kept()
+        self.dead = _Kept()
         self.policy = _Overheard(handler.policy)
         self.chunks = list(_chunks(messages, BATCH if handler.batching is None else handler.batching.records))
         self.lane = Lane(
@@ -164,15 +202,15 @@ class _Attempt:
         failed = False
         error = next(iter(self.policy.heard), None)
         for outcome in self._reported:
-            if isinstance(outcome, Progress):
-                continue
+            if isinstance(outcome, Progress | Undelivered):
+                continue  # nothing is on its way in here: what is sent is kept at once
             if not isinstance(outcome, Failure) or not isinstance(outcome.error, _FAILURES):
                 raise outcome.error
             failed, error = True, outcome.error
         if trouble is not None:
             raise trouble
         skipped = sum(outcome.skipped for outcome in self._reported if isinstance(outcome, Progress))
-        return Tried(skipped, failed, error, self.kept.sent)
+        return Tried(skipped, failed, error, self.kept.sent, self.dead.sent)
 
 
 def _chunks(messages: Sequence[Message], most: int) -> Iterator[Chunk]:
@@ -190,6 +228,7 @@ class _Overheard(Policy):
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
+        self.dead_letter, self.retry = policy.dead_letter, policy.retry
         self.heard: list[BaseException] = []
 
     def verdict(self, error: BaseException) -> Verdict:
@@ -209,34 +248,85 @@ class _Kept:
         done.set_result(None)
         return done
 
+    @contextmanager
+    def or_nothing(self) -> Iterator[None]:
+        """What is sent in a block that fails is not kept: its records did not pass."""
+        mark = len(self.sent)
+        try:
+            yield
+        except BaseException:
+            del self.sent[mark:]
+            raise
+
 
 class _LentStore(MemoryStore):
     """A store whose offsets nobody asks for, and whose transaction is somebody else's."""
 
     connection_types: ClassVar[tuple[type, ...]] = ()
     parallel: ClassVar[int | None] = 1
+    by_record: ClassVar[bool] = False
 
-    def __init__(self, lend: Lend, kept: _Kept) -> None:
+    def __init__(self, lend: Lend, attempt: _Attempt) -> None:
         super().__init__()
         self._lend = lend
-        self._kept = kept
+        self._kept = attempt.kept
+        self._dead = attempt.dead
 
     @contextmanager
     def transaction(self, group: str, partition: Partition, epoch: int) -> Iterator[_LentTx]:  # noqa: ARG002
-        mark = len(self._kept.sent)
-        try:
-            with self._lend() as connection:
-                yield _LentTx(connection)
-        except BaseException:
-            del self._kept.sent[mark:]  # the records did not pass
-            raise
+        with self._kept.or_nothing(), self._dead.or_nothing(), self._lend() as connection:
+            yield _LentTx(connection, self._dead)
+
+
+class _AsyncLentStore(_LentStore):
+    """The same, awaited."""
+
+    def __init__(self, lend: AsyncLend, attempt: _Attempt, wanted: type) -> None:
+        super().__init__(_must_be_awaited, attempt)
+        self._awaited = lend
+        self.async_connection_types = (wanted,)
+
+    @asynccontextmanager
+    async def async_transaction(self, *claimed: object) -> AsyncIterator[_AsyncLentTx]:  # noqa: ARG002
+        with self._kept.or_nothing(), self._dead.or_nothing():
+            async with self._awaited.lend() as connection:
+                yield _AsyncLentTx(connection, self._dead)
+
+
+def _must_be_awaited() -> AbstractContextManager[object]:
+    raise ConfigurationError("this transaction is for an event loop: make the handler `async def`")
 
 
 class _LentTx(NamedTuple):
     connection: object
+    dead: _Kept
 
     def advance(self, old: int, new: int, leader_epoch: int | None = None) -> None:
         """There is no offset to move."""
+
+    def keep(self, table: str, letters: Sequence[Letter]) -> None:  # noqa: ARG002  (it is only told)
+        self.dead.deliver([outgoing_of(letter) for letter in letters])
+
+    def fault(self, error: BaseException) -> None:  # noqa: ARG002  (whatever it is, it is told to the caller)
+        return None
+
+
+class _AsyncLentTx(NamedTuple):
+    connection: object
+    dead: _Kept
+
+    async def advance(self, old: int, new: int, leader_epoch: int | None = None) -> None:
+        """As above."""
+
+    async def keep(self, table: str, letters: Sequence[Letter]) -> None:  # noqa: ARG002  (as above)
+        self.dead.deliver([outgoing_of(letter) for letter in letters])
+
+    def fault(self, error: BaseException) -> None:  # noqa: ARG002  (as above)
+        return None
+
+
+def _on_loop(lend: Lend | AsyncLend, loop: asyncio.AbstractEventLoop) -> Lend | AsyncLend:
+    return lend if isinstance(lend, AsyncLend) else lambda: _OnLoop(lend(), loop)
 
 
 class _OnLoop(AbstractContextManager[object]):

@@ -21,6 +21,7 @@ from contextlib import (
     contextmanager,
 )
 
+from kconsume.annotations import hints_of
 from kconsume.batches import Batch
 from kconsume.errors import InvalidHandler
 from kconsume.records import Record
@@ -83,18 +84,8 @@ def read_wrap(function: Callable[..., object]) -> Wrap:
 
 
 def _kinds(function: Callable[..., object], name: str, parameter: str) -> set[object]:
-    try:
-        hint = typing.get_type_hints(function).get(parameter)
-    except NameError as error:
-        raise InvalidHandler(
-            f"the wrap {name} has an annotation that does not exist at run time ({error}): import it outside "
-            f"`if TYPE_CHECKING:`, and in the module rather than in a function"
-        ) from error
-    except Exception as error:  # an annotation is an expression, and may raise anything
-        raise InvalidHandler(
-            f"the wrap {name} has an annotation that cannot be read ({type(error).__name__}: {error}): annotate "
-            f"{parameter} as Record, Batch, or Record | Batch"
-        ) from error
+    because = f"{parameter} is a Record, a Batch, or Record | Batch"
+    hint = hints_of(function, f"the wrap {name}", because).get(parameter)
     members = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     if not set(members) <= {Record, Batch}:
         raise InvalidHandler(

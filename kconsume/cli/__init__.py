@@ -20,6 +20,10 @@ _COMMANDS = {
     "check": "kconsume.cli.check:check",
     "send": "kconsume.cli.send:send",
     "try": "kconsume.cli.rehearse:rehearse",
+    "failed": "kconsume.cli.failed:failed",
+    "dlq": "kconsume.cli.dlq:dlq",
+    "schema": "kconsume.cli.schema:schema",
+    "plan": "kconsume.cli.plan:plan",
     "broker": "kconsume.cli.broker:broker",
 }
 
@@ -66,6 +70,8 @@ def commands() -> None:
       kconsume send orders '{"id": 1}'  write a record by hand
       kconsume try shop:app orders/3@1042
                                         what does my handler do with that record?
+      kconsume dlq list shop:app        what failed for good, and why?
+      kconsume dlq redrive shop:app     which of them would pass today? With --yes they are sent back
       kconsume broker shop              a Kafka to develop against, with nothing to install
 
     APP is written MODULE:ATTRIBUTE, as in shop.consumers:app; the attribute is app unless said otherwise.

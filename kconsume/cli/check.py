@@ -1,7 +1,7 @@
 """`kconsume check`: what would run, with what guarantee, and what is wrong with it.
 
-Gathers facts and shows them with what `findings.py` makes of them. Consumes nothing, joins no group and opens no
-store: the only question goes to the cluster, about its topics.
+Gathers facts and shows them with what `findings.py` makes of them. Consumes nothing and joins no group:
+the only questions go to the cluster, about its topics, and to a PostgreSQL or a Redis, about itself.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from confluent_kafka import Consumer, KafkaException
 
 from kconsume.app import App
 from kconsume.backends import OffsetStore, SqliteStore, TransactionalStore
-from kconsume.cli import findings
+from kconsume.cli import findings, findings_postgres, findings_redis
 from kconsume.cli.findings import EMBEDDED, Budgets, ClientFacts, ClusterFacts, Finding, Handler
 from kconsume.cli.target import VARIABLE, app_argument, load
 from kconsume.cluster import Cluster
-from kconsume.console import guarantee
+from kconsume.console import guarantee, sending
 from kconsume.decoding import text_of
 from kconsume.errors import BrokerUnavailable, TopicNotFound
+from kconsume.protocols import protocol_of
 from kconsume.registration import Registration
-from kconsume.runtime.engine import most_workers
+from kconsume.runtime.fitting import most_workers
+from kconsume.runtime.plans import budget_for
 from kconsume.settings import DEFAULTS, FORBIDDEN, MASK, ClientValue, Default, client_settings, masked, masked_address
 from kconsume.settings import EMBEDDED as EMBEDDED_DEFAULTS
 
@@ -60,6 +62,10 @@ class Sheet(msgspec.Struct):
     topics: dict[str, int | None] | None
     """Partitions of each topic, None for one that is not there; None if no broker was asked or answered."""
     shutdown: float
+    revoke: float | None
+    """Seconds in which a partition that moves is given up; None if the client refuses its configuration."""
+    protocol: str
+    """By which the group agrees: eager, cooperative or consumer."""
     memory: int
     kafka: list[Property]
 
@@ -96,7 +102,7 @@ def check(context: click.Context, app: str | None, offline: bool, as_json: bool)
 def examine(app: App, name: str, *, offline: bool = False) -> Sheet:
     """Gather the facts about an app and judge them."""
     embedded = app.brokers.startswith(EMBEDDED)
-    settings = client_settings(app.brokers, app.group, app.kafka, embedded=embedded)
+    settings = client_settings(app.brokers, app.group, app.kafka, instance=app.instance, embedded=embedded)
     client = _ask_client(settings)
     address = _address(app.brokers)
     handlers = [_handler(registration) for registration in app.registrations]
@@ -106,6 +112,8 @@ def examine(app: App, name: str, *, offline: bool = False) -> Sheet:
         *findings.of_budgets(settings, Budgets(app.shutdown, app.memory), embedded=embedded),
         *findings.of_handlers(handlers, embedded=embedded),
         *findings.of_cluster(handlers, cluster),
+        *findings_postgres.of_stores([registration.store for registration in app.registrations], offline=offline),
+        *findings_redis.of_stores([registration.store for registration in app.registrations], offline=offline),
         *findings.of_environment(app.unknown_variables()),
     ]
     found = findings.ordered([*findings.of_client(client), *found])
@@ -118,6 +126,8 @@ def examine(app: App, name: str, *, offline: bool = False) -> Sheet:
         handlers=handlers,
         topics=None if cluster.topics is None else dict(cluster.topics),
         shutdown=app.shutdown,
+        revoke=_revoke_budget(app, settings) if client.refused is None else None,
+        protocol=str(protocol_of(settings)),
         memory=app.memory,
         kafka=_properties(settings, app.kafka, embedded=embedded),
     )
@@ -134,7 +144,8 @@ def _handler(registration: Registration) -> Handler:
         gets=binding.payload,
         transaction=None if transaction is None else f"{transaction.__module__}.{transaction.__qualname__}",
         transactional_store=isinstance(store, TransactionalStore),
-        guarantee=guarantee(registration),
+        guarantee=_promise(registration),
+        own_guarantee=registration.own_guarantee is not None,
         on_error=str(registration.policy),
         start=registration.start,
         order=registration.order,
@@ -144,18 +155,30 @@ def _handler(registration: Registration) -> Handler:
         chunk=registration.chunk,
         batch=None if batching is None else f"{batching.records} records, or what came in {batching.wait:g} s",
         rate=None if rate is None else f"{rate.records} records in {rate.per:g} s",
+        timeout=registration.options.timeout,
         resources=tuple(text_of(hint) for hint in binding.resources.values()),
         sends=binding.sends,
+        sending=sending(registration) if binding.sends else "",
         to=binding.to,
         partitions=registration.partitions,
+        pattern=registration.pattern,
         store_trouble=_trouble(store),
     )
 
 
+def _revoke_budget(app: App, settings: Mapping[str, ClientValue]) -> float:
+    return max((budget_for(settings, r.store, app.shutdown) for r in app.registrations), default=0.0)
+
+
+def _promise(registration: Registration) -> str:
+    promise = guarantee(registration)
+    if registration.binding.transaction is None or registration.own_guarantee is not None:
+        return promise
+    return f"{promise}; what it does elsewhere (a call, a file) is at least once"
+
+
 def _trouble(store: OffsetStore) -> str | None:
-    if isinstance(store, SqliteStore) and not store.path.parent.is_dir():
-        return f"there is no folder {store.path.parent}"
-    return None
+    return store.trouble() if isinstance(store, SqliteStore) else None
 
 
 # The client

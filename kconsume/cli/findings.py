@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from kconsume.settings import ClientValue
+from kconsume.protocols import STRATEGY, ClientValue, GroupProtocol, protocol_of
 
 Level = Literal["error", "warning", "note"]
 
@@ -58,6 +58,8 @@ class Handler(msgspec.Struct, frozen=True):
     """The annotation by which it takes the store's transaction."""
     transactional_store: bool = False
     guarantee: str = ""
+    own_guarantee: bool = False
+    """Whether it promises that by itself, whatever its store."""
     on_error: str = ""
     start: str = "earliest"
     order: str = "partition"
@@ -69,14 +71,19 @@ class Handler(msgspec.Struct, frozen=True):
     batch: str | None = None
     """How large its batches are, if it takes batches."""
     rate: str | None = None
+    timeout: float | None = None
     resources: tuple[str, ...] = ()
     """The types of the resources that it takes."""
     sends: bool = False
+    sending: str = ""
+    """What is promised of what it sends."""
     to: str | None = None
     """The topic for what it returns."""
     partitions: tuple[int, ...] | None = None
+    pattern: str | None = None
+    """What names of topics it reads must match, if they are not named."""
     store_trouble: str | None = None
-    """Why the store cannot be used, where that shows without asking it."""
+    """Why the store cannot be used, and the fix, where that shows without asking a server."""
 
     @property
     def scheme(self) -> str:
@@ -153,6 +160,7 @@ def of_client(facts: ClientFacts) -> Iterator[Finding]:
 def of_budgets(settings: Mapping[str, ClientValue], budgets: Budgets, *, embedded: bool = False) -> Iterator[Finding]:
     """Times and sizes that contradict each other."""
     yield from _of_membership(settings, embedded)
+    yield from _of_protocol(settings, budgets.shutdown)
     yield from _of_stopping(budgets.shutdown)
     yield from _of_memory(settings, budgets.memory)
 
@@ -210,6 +218,24 @@ def _of_membership(settings: Mapping[str, ClientValue], embedded: bool) -> Itera
             "warning", "reads-uncommitted", "isolation.level",
             "with read_uncommitted, records of transactions that were aborted are handled too",
             "leave isolation.level out, unless that is what you want",
+        )  # fmt: skip
+
+
+def _of_protocol(settings: Mapping[str, ClientValue], shutdown: float) -> Iterator[Finding]:
+    if protocol_of(settings) is GroupProtocol.EAGER:
+        yield Finding(
+            "note", "eager-group", STRATEGY,
+            f"with {STRATEGY}={settings[STRATEGY]!r} every rebalance stops all partitions of all members, until the "
+            f"slowest of them has drained",
+            "leave it out for cooperative-sticky once all members of the group have been stopped",
+        )  # fmt: skip
+    session = _number(settings, "session.timeout.ms")
+    if "group.instance.id" in settings and session is not None and session / 1000 <= shutdown:
+        yield Finding(
+            "warning", "session-under-restart", "session.timeout.ms",
+            f"a static member keeps its partitions for session.timeout.ms ({session:g}), and a restart may take longer "
+            f"(stopping alone has shutdown={shutdown:g} s): then the group rebalances all the same",
+            f"set session.timeout.ms to {(shutdown + 20) * 1000:.0f} or more",
         )  # fmt: skip
 
 
@@ -279,12 +305,11 @@ def _of_executor(handler: Handler) -> Iterator[Finding]:
 
 def _of_store(handler: Handler, embedded: bool) -> Iterator[Finding]:
     if handler.store_trouble is not None:
+        problem, fix = _cause_and_fix(handler.store_trouble)
         yield Finding(
-            "error", "store-unusable", handler.store,
-            f"offsets cannot be kept in {handler.store}: {handler.store_trouble}",
-            "make the folder, or correct offsets=",
-        )  # fmt: skip
-    if handler.transactional_store and handler.transaction is None:
+            "error", "store-unusable", handler.store, f"offsets cannot be kept in {handler.store}: {problem}", fix
+        )
+    if handler.transactional_store and handler.transaction is None and not handler.own_guarantee:
         yield Finding(
             "warning", "transaction-not-taken", handler.name,
             f"{handler.name} does not take the transaction of {handler.store}, so it is at least once: what it "

@@ -145,7 +145,7 @@ def _tell(made: Made) -> None:
         click.echo(f"  {made.folder}/{file}")
     click.echo()
     click.echo(f"  {test}")
-    click.echo("      its tests pass")
+    click.echo("      its tests pass; if pytest is not there: python -m pip install pytest")
     click.echo(f"  {run}")
     click.echo("      consumes; edit the handler, and it starts again")
     click.echo(f"  {send}")

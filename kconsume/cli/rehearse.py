@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import uuid
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from typing import NamedTuple, Protocol, cast, runtime_checkable
 
 import click
@@ -20,6 +20,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from kconsume import console
 from kconsume.app import App
+from kconsume.backends.registry import transactions_of
 from kconsume.cli.target import VARIABLE, app_argument, load
 from kconsume.decoding import text_of
 from kconsume.errors import BrokerUnavailable, ConfigurationError, DecodeError
@@ -27,9 +28,9 @@ from kconsume.failures.policy import Policy
 from kconsume.output import Outgoing
 from kconsume.records import Headers, Message, Partition, Record, record_of
 from kconsume.runtime.budget import Deadline
-from kconsume.runtime.engine import ConsumerPlan, HandlerPlan
+from kconsume.runtime.plans import ConsumerPlan, HandlerPlan
 from kconsume.settings import masked_address
-from kconsume.trial import Furniture, Lend, Trial, Tried
+from kconsume.trial import AsyncLend, Furniture, Lend, Trial, Tried
 
 _PATIENCE = 10.0
 _EMBEDDED = "embedded://"
@@ -143,7 +144,7 @@ def _part(app: App, place: Place, name: str | None) -> _Part:
         _Part(consumer, handler)
         for consumer in app.plans()
         for handler in consumer.handlers
-        if topic in handler.topics and name in (None, handler.binding.name)
+        if handler.wanted.takes(topic) and name in (None, handler.binding.name)
     ]
     if len(parts) == 1:
         return parts[0]
@@ -183,6 +184,13 @@ def _scope(consumer: ConsumerPlan, topic: str) -> str:
 
 def _fetch(plan: ConsumerPlan, place: Place) -> Message:
     deadline = Deadline(_PATIENCE)
+    with _reading(plan, place, deadline) as consumer:
+        return _read(consumer, place, deadline)
+
+
+@contextmanager
+def _reading(plan: ConsumerPlan, place: Place, deadline: Deadline) -> Iterator[Consumer]:
+    """A consumer of its own that reads from this place on, which must be in the log."""
     partition = place.partition
     count = plan.cluster.topics([partition.topic])[partition.topic]
     if partition.number >= count:
@@ -198,7 +206,7 @@ def _fetch(plan: ConsumerPlan, place: Place) -> Message:
     try:
         _must_hold(consumer, place, deadline)
         consumer.assign([TopicPartition(*partition, place.offset)])
-        return _read(consumer, place, deadline)
+        yield consumer
     except KafkaException as error:
         raise BrokerUnavailable(f"{place} cannot be read: {error.args[0].str()}; is the broker well?") from error
     finally:
@@ -253,6 +261,16 @@ class _Rehearsing(Protocol):
     def rehearsal(self) -> AbstractContextManager[_Lent]: ...
 
 
+@runtime_checkable
+class _RehearsingAsync(Protocol):
+    """The same for those of its transactions that are awaited."""
+
+    @property
+    def async_connection_types(self) -> tuple[type, ...]: ...
+
+    def async_rehearsal(self) -> AbstractAsyncContextManager[_Lent]: ...
+
+
 def _trial(app: App, part: _Part, scope: str) -> Trial:
     furniture = Furniture(app._resources, app._given, app.shutdown)
     # Whatever would become of the record in a run, here its failure is what a person wants to see.
@@ -260,12 +278,14 @@ def _trial(app: App, part: _Part, scope: str) -> Trial:
     return Trial(handler, scope, furniture, _rehearsal(part), app._most_bytes)
 
 
-def _rehearsal(part: _Part) -> Lend | None:
+def _rehearsal(part: _Part) -> Lend | AsyncLend | None:
     """What the handler asks for, undone at the end."""
     store, binding = part.consumer.store, part.handler.binding
     if binding.transaction is None:
         return None
-    if not isinstance(store, _Rehearsing):
+    if isinstance(store, _RehearsingAsync) and binding.transaction in store.async_connection_types:
+        return AsyncLend(_lender(store))
+    if not isinstance(store, _Rehearsing) or binding.transaction in (transactions_of(store)[1] or ()):
         raise ConfigurationError(
             f"{binding.name} takes the transaction of {masked_address(store.address)}, which cannot lend one that is "
             f"rolled back (it has no rehearsal()): run it against a copy of the data instead"
@@ -274,6 +294,15 @@ def _rehearsal(part: _Part) -> Lend | None:
     @contextmanager
     def lend() -> Iterator[object]:
         with store.rehearsal() as lent:
+            yield lent.connection
+
+    return lend
+
+
+def _lender(store: _RehearsingAsync) -> Callable[[], AbstractAsyncContextManager[object]]:
+    @asynccontextmanager
+    async def lend() -> AsyncIterator[object]:
+        async with store.async_rehearsal() as lent:
             yield lent.connection
 
     return lend

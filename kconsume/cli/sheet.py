@@ -11,7 +11,6 @@ from rich.text import Text
 
 from kconsume.cli.check import Property, Sheet
 from kconsume.cli.findings import Finding, Handler
-from kconsume.runtime.loop import GRACE
 
 _MARKS = {"error": ("✗ error", "bold red"), "warning": ("! warning", "yellow"), "note": ("· note", "cyan")}
 
@@ -49,7 +48,7 @@ def _handler(handler: Handler) -> Table:
     partitions = "" if handler.partitions is None else f", partitions {', '.join(map(str, handler.partitions))} only"
     return _facts(
         [
-            ("topics", ", ".join(handler.topics) + partitions),
+            ("topics", _topics_of(handler) + partitions),
             ("gets", handler.gets + (f", and the transaction ({handler.transaction})" if handler.transaction else "")),
             *([("with", ", ".join(handler.resources))] if handler.resources else []),
             ("offsets", f"{handler.store}, group {handler.group}"),
@@ -59,13 +58,19 @@ def _handler(handler: Handler) -> Table:
             ("begins", f"{handler.start}, where no offset is stored"),
             ("runs on", f"{_workers(handler)}, in {handler.order} order, in {pieces}"),
             *([("at most", handler.rate)] if handler.rate else []),
+            *([("timeout", _timeout(handler))] if handler.timeout else []),
         ]
     )
 
 
+def _timeout(handler: Handler) -> str:
+    what = "is cancelled" if handler.executor == "async" else "is given up, while its thread goes on until it returns"
+    return f"a call that takes longer than {handler.timeout:g} s {what}, and has failed"
+
+
 def _sends(handler: Handler) -> str:
     where = "what it returns to " + handler.to if handler.to else "through a Sender"
-    return f"{where}, at least once: confirmed before the offset passes"
+    return f"{where}, {handler.sending}"
 
 
 def _workers(handler: Handler) -> str:
@@ -83,10 +88,17 @@ def _topics(topics: dict[str, int | None] | None) -> RenderableType:
     return _facts((name, "not there" if count is None else f"{count} partitions") for name, count in topics.items())
 
 
+_REVOKE = "{:g} s to give a partition up that moves ({} group), half of it for the handler that runs"
+
+
+def _topics_of(handler: Handler) -> str:
+    return ", ".join(handler.topics) if handler.pattern is None else f"all that match {handler.pattern}"
+
+
 def _budgets(sheet: Sheet) -> list[tuple[str, str]]:
     return [
         ("shutdown", f"{sheet.shutdown:g} s from the request to stop until the process is gone"),
-        ("revoke", f"{GRACE:g} s for a handler to finish when its partition moves"),
+        *([] if sheet.revoke is None else [("revoke", _REVOKE.format(sheet.revoke, sheet.protocol))]),
         ("memory", f"{sheet.memory / 1024 / 1024:g} MiB of records in flight"),
     ]
 

@@ -1,0 +1,152 @@
+"""A dead letter as a test: the very record, fed to the app's handler, which does not take it yet.
+
+Text only: writes no file and runs nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+
+from kconsume.app import App
+from kconsume.backends.registry import transactions_of
+from kconsume.decoding import text_of
+from kconsume.errors import ConfigurationError
+from kconsume.failures.letters import Letter
+from kconsume.registration import Registration
+
+_LINE = 80
+_LONGEST = 200
+
+_TEST = """\
+# {place} failed in group {group}: {error}
+# Written by: kconsume dlq show {name} {written} --as-test
+# It fails until {handler} handles the record. Its time, partition and offset are not repeated, only what follows.
+
+{imports}from kconsume.testing import feed
+from {module} import {attribute}
+
+VALUE = {value}
+KEY = {key}
+HEADERS: list[tuple[str, bytes]] = {headers}
+
+
+def test_{function}_is_handled() -> None:
+{body}
+    assert fed.outcome == "handled", fed
+"""
+
+
+def handler_of(app: App, letter: Letter) -> Registration:
+    """The handler that the record was for."""
+    topic, group = letter.partition.topic, letter.group
+    found = [r for r in app.registrations if r.wanted.takes(topic)]
+    for registration in found:
+        if registration.group == group:
+            return registration
+    others = " and ".join(f"{r.name} of group {r.group}" for r in found)
+    raise ConfigurationError(
+        f"the app has no handler for topic {topic!r} in group {group!r}, in which the record failed"
+        f"{f', only {others}' if others else ''}: name the app that has it"
+    )
+
+
+def file_name(letter: Letter) -> str:
+    return f"test_{_identifier(letter)}.py"
+
+
+def source_of(app: App, name: str, letter: Letter, written: str) -> str:
+    """The source of the test. `name` is the app's, as in shop:app, and `written` where the letter is."""
+    handler = handler_of(app, letter)
+    module, _, attribute = name.partition(":")
+    return _TEST.format(
+        place=_one_line(f"{letter.partition}@{letter.offset}"),
+        group=_one_line(letter.group),
+        error=_one_line(f"{letter.exception}: {letter.message}"),
+        name=name,
+        written=written,
+        handler=handler.name,
+        imports="import sqlite3\nfrom contextlib import closing\n\n" if _is_sqlite(handler) else "",
+        module=module,
+        attribute="app" if attribute == "app" else f"{attribute} as app",
+        value=_literal(letter.value),
+        key=_literal(letter.key),
+        headers=_headers(letter),
+        function=_identifier(letter),
+        body=_body(app, handler, letter),
+    )
+
+
+def _body(app: App, handler: Registration, letter: Letter) -> str:
+    several = sum(r.wanted.takes(letter.partition.topic) for r in app.registrations) > 1
+    which = f", group={letter.group!r}" if several else ""
+    call = f"feed(app, {letter.partition.topic!r}, VALUE, key=KEY, headers=HEADERS{which}"
+    about = _about_resources(handler)
+    if handler.binding.transaction is None:
+        return _lines(4, *about, f"fed = {call})")
+    if not _is_sqlite(handler):
+        return _lines(4, *about, *_about_transaction(handler), f"fed = {call}, tx=None)")
+    # An async def gets a thread of its own, with its loop.
+    thread = ", check_same_thread=False" if handler.binding.is_async else ""
+    return "\n".join(
+        [
+            _lines(4, f'with closing(sqlite3.connect(":memory:"{thread})) as tx:'),
+            _lines(
+                8,
+                f"# It is empty: make the tables here that {handler.name} uses, or it fails for want of them.",
+                *about,
+                f"fed = {call}, tx=tx)",
+            ),
+        ]
+    )
+
+
+def _is_sqlite(handler: Registration) -> bool:
+    return handler.binding.transaction is sqlite3.Connection
+
+
+def _about_transaction(handler: Registration) -> list[str]:
+    wanted = handler.binding.transaction
+    lines = [
+        f"# {handler.name} takes a transaction: give tx= an open {text_of(wanted)} to a database for tests, with the",
+        "# tables that it uses. It is never committed.",
+    ]
+    if wanted in (transactions_of(handler.store)[1] or ()):
+        lines.append(
+            "# It belongs to an event loop: make the test async there, and write await afeed(...) for feed(...)."
+        )
+    return lines
+
+
+def _about_resources(handler: Registration) -> list[str]:
+    hints = ", ".join(map(text_of, handler.binding.resources.values()))
+    if not hints:
+        return []
+    return [f"# {handler.name} also gets {hints}, built as in a run: resources={{...}} puts others in their place."]
+
+
+def _lines(indent: int, *lines: str) -> str:
+    return "\n".join(" " * indent + line for line in lines)
+
+
+def _identifier(letter: Letter) -> str:
+    topic = re.sub(r"\W", "_", letter.partition.topic, flags=re.ASCII)
+    return f"{topic}_{letter.partition.number}_{letter.offset}"
+
+
+def _headers(letter: Letter) -> str:
+    pairs = "".join(f"    ({name!r}, {value!r}),\n" for name, value in letter.headers)
+    return f"[\n{pairs}]" if pairs else "[]"
+
+
+def _literal(data: bytes | None) -> str:
+    if data is None or len(data) <= _LINE:
+        return repr(data)
+    pieces = "".join(f"    {data[at : at + _LINE]!r}\n" for at in range(0, len(data), _LINE))
+    return f"(\n{pieces})"
+
+
+def _one_line(text: str) -> str:
+    """Fit for a comment, whatever an error said."""
+    line = "".join(char if char.isprintable() else " " for char in text)
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} …"

@@ -1,0 +1,426 @@
+"""What a PostgreSQL lets kconsume do, and what that means: facts in, findings out.
+
+The facts are asked over one connection of its own, and what is tried there is rolled back: nothing is made or changed.
+Only a number of the outbox is used up, for PostgreSQL takes none back.
+How findings are printed is `sheet.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from kconsume.backends import OffsetStore
+from kconsume.cli.findings import Finding
+from kconsume.errors import KconsumeError, StoreUnavailable
+from kconsume.output import Outgoing
+from kconsume.records import Partition
+
+if TYPE_CHECKING:
+    from psycopg import Connection
+
+    from kconsume.backends.postgres_address import Address
+    from kconsume.backends.postgres_sql import Statements
+
+OLDEST = 140000
+"""`server_version_num` of the first version that ends a backend and says whether it did."""
+DESK = 2
+"""Connections that a store has beside its pool, for claims."""
+
+_TRIAL = "kconsume check"
+_FIRST_TABLES = frozenset({"kconsume_offsets", "kconsume_schema"})
+"""Those that every version has."""
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What the server said."""
+
+    role: str
+    server: int
+    """`server_version_num`, as in 180001."""
+    version: int
+    """Of the tables; 0 if there are none."""
+    wanted: int
+    standby: bool = False
+    read_only: bool = False
+    may_create: bool = True
+    """Whether the role may make or change the tables."""
+    missing: tuple[str, ...] = ()
+    """Rights that the role lacks, each as it is granted."""
+    failed: str | None = None
+    """Why the statements that a run needs did not go through, though the rights are there."""
+    may_end: bool = True
+    """Whether the role may end backends of its own."""
+    may_end_all: bool = False
+    """Whether it may end those of other roles as well."""
+    idle_limit: str = "0"
+    """`idle_in_transaction_session_timeout` as it is for this role, 0 for none."""
+    pooled: bool = False
+    synchronous_commit: str = "on"
+    connections: int = 100
+    """How many the role may have at most."""
+
+
+def of_stores(stores: Iterable[OffsetStore], *, offline: bool = False) -> Iterator[Finding]:
+    """What there is to say of those that are in a PostgreSQL; asks each once, unless `offline`."""
+    asked: set[int] = set()
+    for store in stores:
+        if id(store) in asked or offline or not _is_postgres(store):
+            continue
+        asked.add(id(store))
+        yield from _of_store(store)
+
+
+def _is_postgres(store: OffsetStore) -> bool:
+    """By the name of its class: to ask for the class itself would need the extra, also of those who do not use it."""
+    return any(kind.__module__ == "kconsume.backends.postgres" for kind in type(store).__mro__)
+
+
+def _of_store(store: OffsetStore) -> Iterator[Finding]:
+    import psycopg
+
+    from kconsume.backends.postgres import PostgresStore
+    from kconsume.backends.postgres_faults import store_error
+
+    assert isinstance(store, PostgresStore)
+    address = store._at
+    try:
+        with closing(address.connect()) as connection:
+            facts = ask(connection, store._sql, address)
+    except StoreUnavailable as error:
+        yield Finding("error", "store-unreachable", store.address, str(error), "start it, or correct offsets=")
+    except KconsumeError as error:
+        yield _unusable(store.address, error)
+    except psycopg.Error as error:
+        yield _unusable(store.address, store_error(error, store.address))
+    else:
+        yield from of_server(store.address, facts, address.pool)
+
+
+def _unusable(address: str, error: KconsumeError) -> Finding:
+    problem, _, fix = str(error).rpartition(": ")
+    return Finding("error", "store-unusable", address, problem or str(error), fix)
+
+
+# The facts
+
+
+def ask(connection: Connection[tuple[Any, ...]], sql: Statements, address: Address) -> Facts:
+    """What a run would meet, as far as it makes sense to ask."""
+    from kconsume.backends.postgres_sql import MAY_END_ALL, MAY_END_OTHERS, VERSION
+
+    server = connection.info.server_version
+    role, pid, standby, read_only, idle, commits, most = _one(connection, _SERVER)
+    facts = Facts(
+        role=role,
+        server=server,
+        version=0,
+        wanted=VERSION,
+        standby=standby,
+        read_only=read_only == "on",
+        idle_limit=idle,
+        pooled=pid != connection.info.backend_pid,
+        synchronous_commit=commits,
+        connections=most,
+    )
+    if server < OLDEST:
+        return facts
+    replace = msgspec.structs.replace
+    facts = replace(
+        facts,
+        may_end=_one(connection, MAY_END_OTHERS)[0],
+        may_end_all=_one(connection, MAY_END_ALL)[0],
+    )
+    there = _tables(connection, address)
+    if there >= _FIRST_TABLES:
+        if missing := tuple(_missing(connection, sql, address, there)):
+            return replace(facts, missing=missing)
+        facts = replace(facts, version=_one(connection, f"select version from {sql.schema}")[0])
+    else:
+        facts = replace(facts, may_create=_may_create(connection, address))
+    if facts.standby or facts.version > VERSION or not facts.may_create:
+        return facts
+    return _tried(connection, sql, address, facts)
+
+
+_SERVER = """
+    select current_user, pg_backend_pid(), pg_is_in_recovery(), current_setting('default_transaction_read_only'),
+        current_setting('idle_in_transaction_session_timeout'), current_setting('synchronous_commit'),
+        (select least(current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int,
+            nullif(r.rolconnlimit, -1), nullif(d.datconnlimit, -1))
+         from pg_roles r, pg_database d where r.rolname = current_user and d.datname = current_database())"""
+_TABLES = """
+    select c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace
+    where c.relname = any(%(tables)s)
+        and case when %(schema)s::text is null then pg_table_is_visible(c.oid) else n.nspname = %(schema)s end"""
+_MAY_CREATE_HERE = "select coalesce(has_schema_privilege(current_schema(), 'create'), false)"
+_MAY_CREATE_THERE = """
+    select coalesce((select has_schema_privilege(oid, 'usage, create') from pg_namespace where nspname = %(schema)s),
+        has_database_privilege(current_database(), 'create'))"""
+
+
+def _tables(connection: Connection[tuple[Any, ...]], address: Address) -> set[str]:
+    """Those of ours that are there: an older version has fewer."""
+    from kconsume.backends.postgres_sql import RIGHTS
+
+    values = {"schema": address.schema, "tables": [table for table, _ in RIGHTS]}
+    return {name for (name,) in connection.execute(_TABLES, values)}
+
+
+def _may_create(connection: Connection[tuple[Any, ...]], address: Address) -> bool:
+    if address.schema is None:
+        return bool(_one(connection, _MAY_CREATE_HERE)[0])
+    return bool(_one(connection, _MAY_CREATE_THERE, {"schema": address.schema})[0])
+
+
+def _missing(
+    connection: Connection[tuple[Any, ...]], sql: Statements, address: Address, there: set[str]
+) -> Iterator[str]:
+    """The rights that the role does not have, as they are granted."""
+    from kconsume.backends.postgres_sql import RIGHTS
+
+    usage, schema = "select has_schema_privilege(%(schema)s, 'usage')", address.schema
+    if schema is not None and not _one(connection, usage, {"schema": schema})[0]:
+        yield f"usage on schema {sql.prefix.rstrip('.')}"
+        return  # without it, the others cannot even be asked for
+    for table, rights in RIGHTS:
+        if table not in there:
+            continue
+        name = f"{sql.prefix}{table}"
+        lacks = [
+            right
+            for right in rights.split(", ")
+            if not _one(connection, "select has_table_privilege(%(name)s, %(right)s)", {"name": name, "right": right})[
+                0
+            ]
+        ]
+        if lacks:
+            yield f"{', '.join(lacks)} on {name}"
+
+
+def _tried(connection: Connection[tuple[Any, ...]], sql: Statements, address: Address, facts: Facts) -> Facts:
+    """The facts, with what came of making, writing, reading and deleting for real, in a transaction that is rolled
+    back. Whether the role may change tables of an older version is known only so: it must own those that change."""
+    import psycopg
+
+    from kconsume.backends.postgres_schema import alone, found, script
+    from kconsume.backends.postgres_sql import BEGIN, VERSION
+
+    replace = msgspec.structs.replace
+    connection.execute(BEGIN)
+    try:
+        connection.execute("set local lock_timeout = '2s'; set local idle_in_transaction_session_timeout = '10s'")
+        if facts.version < VERSION:
+            facts = replace(facts, version=alone(connection, sql))
+        if facts.version > VERSION:
+            return facts
+        if facts.version < VERSION:
+            sql = found(connection, sql)
+            is_new = not facts.version and not _has_schema(connection, address.schema)
+            try:
+                connection.execute(script(sql, address.schema if is_new else None, facts.version))
+            except psycopg.errors.InsufficientPrivilege:
+                return replace(facts, may_create=False)
+        return replace(facts, failed=_works(connection, found(connection, sql)))
+    except psycopg.Error as error:
+        return replace(facts, failed=" ".join(str(error).split()))
+    finally:
+        if not connection.closed:
+            connection.execute("rollback")
+
+
+def _works(connection: Connection[tuple[Any, ...]], sql: Statements) -> str | None:
+    """What a run does with each of its tables. Answers with what was not found again: a policy hides without an
+    error."""
+    from kconsume.backends.outbox_table import postgres_rows
+
+    key: dict[str, object] = {"group": _TRIAL, "topics": [_TRIAL], "partitions": [0]}
+    connection.execute(sql.reset, {**key, "offsets": [0]})
+    connection.execute(sql.lock_rows, key)
+    claimed = connection.execute(sql.raise_epochs, {**key, "owner": _TRIAL}).fetchall()
+    if len(claimed) != 1:
+        return _hidden("kconsume_offsets")
+    epochs = [row[3] for row in claimed]
+    connection.execute(sql.post, postgres_rows(_TRIAL, Partition(_TRIAL, 0), [Outgoing(b"", topic=_TRIAL)]))
+    asked = {**key, "epochs": epochs, "floors": [0], "most": 1}
+    numbers = [number for _, number, *_ in connection.execute(sql.posted, asked)]
+    one = {"group": _TRIAL, "topic": _TRIAL, "partition": 0, "numbers": numbers}
+    if not numbers or connection.execute(sql.delivered, one).rowcount != 1:
+        return _hidden("kconsume_outbox")
+    connection.execute(sql.lease, {"owner": _TRIAL})
+    connection.execute(sql.take_in, {"group": _TRIAL, "origins": [_TRIAL]})
+    # Not `forget`, which would keep rows of others locked until the end.
+    forget = f"delete from {sql.prefix}kconsume_seen where group_id = '{_TRIAL}' and origin = '{_TRIAL}'"
+    if connection.execute(forget).rowcount != 1:
+        return _hidden("kconsume_seen")
+    connection.execute(sql.delete, key)
+    return None
+
+
+def _hidden(table: str) -> str:
+    return f"a row that was written to {table} was not there for us afterwards"
+
+
+def _has_schema(connection: Connection[tuple[Any, ...]], schema: str | None) -> bool:
+    return bool(_one(connection, "select count(*) from pg_namespace where nspname = %(schema)s", {"schema": schema})[0])
+
+
+def _one(
+    connection: Connection[tuple[Any, ...]], statement: str, values: dict[str, object] | None = None
+) -> tuple[Any, ...]:
+    row = connection.execute(statement, values).fetchone()
+    assert row is not None
+    return row
+
+
+# What they mean
+
+
+def of_server(address: str, facts: Facts, pool: int) -> Iterator[Finding]:
+    """What a server with these facts does to an app with so many connections."""
+    if facts.server < OLDEST:
+        yield Finding(
+            "error", "postgres-too-old", address,
+            f"{address} is PostgreSQL {facts.server // 10000}, which cannot end a frozen consumer as kconsume does it",
+            f"use PostgreSQL {OLDEST // 10000} or newer",
+        )  # fmt: skip
+        return
+    yield from _of_writing(address, facts)
+    yield from _of_tables(address, facts)
+    yield _of_frozen_consumers(address, facts)
+    yield from _of_waits(address, facts)
+    if facts.pooled:
+        yield Finding(
+            "note", "postgres-pooler", address,
+            f"between us and {address} is a pooler, which is fine also in transaction mode: nothing is prepared, and "
+            f"no setting or lock outlives its transaction",
+            f"let it open at least {pool + DESK} server connections for each process of this app",
+        )  # fmt: skip
+    yield from _of_durability(address, facts)
+    yield from _of_connections(address, facts, pool)
+
+
+def _of_writing(address: str, facts: Facts) -> Iterator[Finding]:
+    if facts.standby:
+        yield Finding(
+            "error", "postgres-standby", address,
+            f"{address} is a standby, which cannot be written",
+            "name the primary in offsets=, or all hosts with ?target_session_attrs=read-write",
+        )  # fmt: skip
+    elif facts.read_only:
+        yield Finding(
+            "note", "postgres-read-only", address,
+            f"{address} has default_transaction_read_only on for {facts.role}; the transactions of kconsume ask for "
+            f"read write, and get it",
+            "if nothing is to be written there, name another database in offsets=, or take the rights away",
+        )  # fmt: skip
+
+
+def _of_tables(address: str, facts: Facts) -> Iterator[Finding]:
+    if facts.missing:
+        yield Finding(
+            "error", "postgres-rights", address,
+            f"{address} does not give {facts.role} the rights on kconsume's tables: {'; '.join(facts.missing)}",
+            " ".join(f"grant {right} to {facts.role};" for right in facts.missing),
+        )  # fmt: skip
+    elif facts.version > facts.wanted:
+        yield Finding(
+            "error", "postgres-schema-newer", address,
+            f"{address} has tables of version {facts.version}, and this kconsume writes version {facts.wanted}",
+            "upgrade kconsume here",
+        )  # fmt: skip
+    elif facts.version < facts.wanted and facts.failed is None and not (facts.standby and facts.version):
+        yield _outdated(address, facts)  # on a standby nothing is tried, and so it is not known who may change them
+    if facts.failed is not None:
+        yield Finding(
+            "error", "postgres-trial", address,
+            f"{address} refused what a run does with its tables, tried in a transaction that was rolled back: "
+            f"{facts.failed}",
+            "look for a trigger, a policy or a lock on kconsume's tables",
+        )  # fmt: skip
+
+
+def _outdated(address: str, facts: Facts) -> Finding:
+    has = f"has tables of version {facts.version}" if facts.version else "has no tables of kconsume yet"
+    if facts.may_create:
+        return Finding(
+            "note", "postgres-schema", address,
+            f"{address} {has}; the first run makes version {facts.wanted} of them, which {facts.role} may",
+            "nothing to do; kconsume schema show prints what will be run",
+        )  # fmt: skip
+    return Finding(
+        "error", "postgres-schema", address,
+        f"{address} {has}, this kconsume writes version {facts.wanted}, and {facts.role} may not "
+        f"{'change them' if facts.version else 'create tables'}",
+        "let a role that may run kconsume schema migrate, or what kconsume schema show prints",
+    )  # fmt: skip
+
+
+def _of_frozen_consumers(address: str, facts: Facts) -> Finding:
+    from kconsume.backends.postgres_tx import IDLE_LIMIT, SHORT_IDLE_LIMIT
+
+    if facts.may_end and facts.may_end_all:
+        return Finding(
+            "note", "postgres-frozen", address,
+            f"a consumer that is frozen inside its transaction is ended at once by who takes its partition over: "
+            f"{facts.role} may call pg_terminate_backend for backends of other roles too",
+            "nothing to do",
+        )  # fmt: skip
+    if facts.may_end:
+        return Finding(
+            "note", "postgres-frozen", address,
+            f"a consumer that is frozen inside its transaction is ended at once by who takes its partition over: "
+            f"{facts.role} may call pg_terminate_backend for backends of its own role; one of another role is bounded "
+            f"by idle_in_transaction_session_timeout {IDLE_LIMIT}",
+            f"nothing to do, as long as all processes of a group connect with the same role; else grant "
+            f"pg_signal_backend to {facts.role};",
+        )  # fmt: skip
+    return Finding(
+        "warning", "postgres-frozen", address,
+        f"a consumer that is frozen inside its transaction cannot be ended, because {facts.role} may not call "
+        f"pg_terminate_backend: it is bounded by idle_in_transaction_session_timeout {SHORT_IDLE_LIMIT}, which is then "
+        f"the handler's limit between two statements",
+        f"grant execute on function pg_terminate_backend(integer, bigint) to {facts.role};",
+    )  # fmt: skip
+
+
+def _of_waits(address: str, facts: Facts) -> Iterator[Finding]:
+    if facts.idle_limit != "0" and facts.may_end:
+        yield Finding(
+            "note", "postgres-idle-limit", address,
+            f"{address} ends transactions of {facts.role} that are idle for {facts.idle_limit}: a handler that waits "
+            f"longer between two statements loses its transaction, and the record is run again",
+            "keep calls to others short inside a transaction, or raise idle_in_transaction_session_timeout",
+        )  # fmt: skip
+
+
+def _of_durability(address: str, facts: Facts) -> Iterator[Finding]:
+    if facts.synchronous_commit == "off":
+        yield Finding(
+            "note", "postgres-asynchronous", address,
+            f"{address} has synchronous_commit off: a crash of the server loses the last transactions, offsets and "
+            f"effects together; their records are handled again, so each effect is still there once, but what a "
+            f"handler did elsewhere is repeated",
+            "set it to on for this role if others act upon what was committed",
+        )  # fmt: skip
+
+
+def _of_connections(address: str, facts: Facts, pool: int) -> Iterator[Finding]:
+    needed = pool + DESK
+    if needed > facts.connections:
+        yield Finding(
+            "error", "postgres-connections", address,
+            f"a process opens up to {needed} connections (pool={pool} and {DESK} for claims), and {address} allows "
+            f"{facts.role} {facts.connections}",
+            f"write ?pool={max(1, facts.connections - DESK)} or less, or raise the limit",
+        )  # fmt: skip
+    elif needed * 2 > facts.connections:
+        yield Finding(
+            "warning", "postgres-connections", address,
+            f"a process opens up to {needed} connections (pool={pool} and {DESK} for claims), and {address} allows "
+            f"{facts.role} {facts.connections}: a second process does not fit beside it, as in a rolling update",
+            f"write ?pool={max(1, facts.connections // 2 - DESK)} or less, raise the limit, or put a pooler in between",
+        )  # fmt: skip

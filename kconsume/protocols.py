@@ -1,0 +1,93 @@
+"""How the members of a group agree on who has what: three protocols, and the client properties that each one refuses.
+
+    eager          range, roundrobin       everybody gives up everything in each rebalance
+    cooperative    cooperative-sticky      only what moves is given up (KIP-429); the default
+    consumer       group.protocol          the broker assigns, member by member (KIP-848)
+
+Values only; what is done in a rebalance is `runtime/source.py`'s.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+from kconsume.errors import ConfigurationError
+
+ClientValue = str | int | float | bool
+
+STRATEGY = "partition.assignment.strategy"
+PROTOCOL = "group.protocol"
+REMOTE_ASSIGNOR = "group.remote.assignor"
+
+OF_CLASSIC = ("session.timeout.ms", "heartbeat.interval.ms", STRATEGY, "group.protocol.type")
+"""What the client refuses under KIP-848, because it is the broker's to say."""
+_BROKERS_OWN = {
+    "session.timeout.ms": "group.consumer.session.timeout.ms",
+    "heartbeat.interval.ms": "group.consumer.heartbeat.interval.ms",
+}
+_EAGER = ("range", "roundrobin")
+_COOPERATIVE = "cooperative-sticky"
+
+
+class GroupProtocol(enum.Enum):
+    EAGER = "eager"
+    COOPERATIVE = "cooperative"
+    CONSUMER = "consumer"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+def protocol_of(settings: Mapping[str, ClientValue]) -> GroupProtocol:
+    """The protocol that these properties of the client choose."""
+    if settings.get(PROTOCOL, "classic") == "consumer":
+        return GroupProtocol.CONSUMER
+    strategy = settings.get(STRATEGY, _COOPERATIVE)
+    return GroupProtocol.COOPERATIVE if strategy == _COOPERATIVE else GroupProtocol.EAGER
+
+
+def check_protocol(overrides: Mapping[str, ClientValue]) -> None:
+    """Refuse what the client, or its group, would refuse later and with fewer words."""
+    protocol = overrides.get(PROTOCOL, "classic")
+    if protocol not in ("classic", "consumer"):
+        raise ConfigurationError(
+            f"{PROTOCOL}={protocol!r} is unknown: choose 'classic' (the default) or 'consumer' (KIP-848)"
+        )
+    if protocol == "consumer":
+        _check_consumer(overrides)
+    else:
+        _check_classic(overrides)
+
+
+def _check_consumer(overrides: Mapping[str, ClientValue]) -> None:
+    for name in OF_CLASSIC:
+        if name in overrides:
+            broker = f": set {_BROKERS_OWN[name]} on the brokers" if name in _BROKERS_OWN else ""
+            instead = f": leave it out, or say {REMOTE_ASSIGNOR}='uniform' or 'range'" if name == STRATEGY else broker
+            raise ConfigurationError(
+                f"kafka={{{name!r}: ...}} is refused with {PROTOCOL}='consumer', where the broker decides it"
+                f"{instead or ': leave it out'}"
+            )
+
+
+def _check_classic(overrides: Mapping[str, ClientValue]) -> None:
+    if REMOTE_ASSIGNOR in overrides:
+        raise ConfigurationError(
+            f"kafka={{{REMOTE_ASSIGNOR!r}: ...}} means nothing in a classic group: say {PROTOCOL}='consumer' with it, "
+            f"or choose by {STRATEGY}"
+        )
+    given = overrides.get(STRATEGY, _COOPERATIVE)
+    names = [name.strip() for name in str(given).split(",")]
+    for name in names:
+        if name not in (*_EAGER, _COOPERATIVE):
+            hint = "; the client has no eager sticky one" if name == "sticky" else ""
+            raise ConfigurationError(
+                f"{STRATEGY}={given!r} names {name!r}, which the Kafka client does not have: choose "
+                f"'{_COOPERATIVE}' (the default), 'range' or 'roundrobin'{hint}"
+            )
+    if _COOPERATIVE in names and len(names) > 1:
+        raise ConfigurationError(
+            f"{STRATEGY}={given!r} mixes cooperative and eager assignors, which cannot be in one group: choose one "
+            f"kind, the same for all members"
+        )
