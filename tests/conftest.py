@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
+
+import pytest
+from hypothesis import settings
 
 # The importlib import mode puts nothing on the path; the plugins and helpers are modules of `tests`.
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-pytest_plugins = ["tests.fix_kafka", "tests.fix_arena"]
+# No test asserts a time: several of them run at once, and each may have to wait for its turn.
+settings.register_profile("kconsume", deadline=None)
+settings.load_profile("kconsume")
+
+# In the background of a shell, a run ignores Ctrl-C, and so would the programs that it starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spark's first: they take longest, and one worker that has them all has one JVM, where several would share two
+    cores among theirs."""
+    items.sort(key=lambda item: "spark" not in item.path.parts)
+
+
+pytest_plugins = ["tests.fix_kafka", "tests.fix_services", "tests.fix_arena", "tests.fix_spark"]

@@ -10,6 +10,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kconsume import App
+from kconsume.protocols import GroupProtocol, protocol_of
 from kconsume.settings import ClientValue
 from kconsume.testing.broker import attach
 from kconsume.testing.embedded import KafkaControls
@@ -62,7 +63,11 @@ class Arena:
         return {f"{partition}:{n}" for partition in range(partitions) for n in range(each)}
 
     def app(self, group: str, offsets: str = "kafka://", kafka: Mapping[str, ClientValue] | None = None) -> App:
-        return App(self.bootstrap, group=group, offsets=offsets, kafka={**QUICK, **(kafka or {})})
+        return App(self.bootstrap, group=group, offsets=offsets, kafka=self.quick(kafka or {}))
+
+    def quick(self, kafka: Mapping[str, ClientValue]) -> dict[str, ClientValue]:
+        """These properties with a short session. Under KIP-848 that is the broker's to say, and said there."""
+        return {**kafka} if protocol_of(kafka) is GroupProtocol.CONSUMER else {**QUICK, **kafka}
 
     def clean_up(self) -> None:
         if self.embedded is None:
@@ -89,6 +94,19 @@ def arena(request: pytest.FixtureRequest) -> Iterator[Arena]:
     arena = Arena("real", request.getfixturevalue("kafka").bootstrap, None)
     yield arena
     arena.clean_up()
+
+
+PROTOCOLS: Mapping[str, Mapping[str, ClientValue]] = {
+    "cooperative": {},
+    "eager": {"partition.assignment.strategy": "range"},
+    "consumer": {"group.protocol": "consumer"},
+}
+
+
+@pytest.fixture(params=PROTOCOLS)
+def protocol(request: pytest.FixtureRequest) -> Mapping[str, ClientValue]:
+    """The properties that choose a group protocol: every test that asks for it runs under all three."""
+    return PROTOCOLS[request.param]
 
 
 @pytest.fixture

@@ -63,6 +63,13 @@ def create_topic(admin: AdminClient, name: str, partitions: int, config: Mapping
     new = NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(config or {}))
     admin.create_topics([new])[name].result(timeout=20)
 
+    await_partitions(admin, name, partitions)
+
+
+def await_partitions(admin: AdminClient, name: str, partitions: int) -> None:
+    """Until the broker tells everybody of them. It has said that they are made a moment before that, and to whoever
+    writes in that moment it says that there is no such partition."""
+
     def led() -> bool:
         # All topics, not this one: asking for a topic by name may make it, on brokers that allow that.
         known = admin.list_topics(timeout=20).topics.get(name)
@@ -91,9 +98,12 @@ def produce(
     values: Iterable[Payload],
     keys: Iterable[Payload] | None = None,
     partition: int | None = None,
+    *,
+    anew: bool = False,
 ) -> int:
-    """Write one record a value, in order, and return how many once the broker has confirmed every one."""
-    producer = _lasting_producer(bootstrap) if bootstrap in LASTING else _producer(bootstrap)
+    """Write one record a value, in order, and return how many once the broker has confirmed every one. `anew`: by a
+    producer that knows of nothing yet, where the lasting one may not have heard of a new partition."""
+    producer = _lasting_producer(bootstrap) if bootstrap in LASTING and not anew else _producer(bootstrap)
     refused: list[str] = []
 
     def refuse(error: KafkaError | None, message: Message) -> None:

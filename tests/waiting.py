@@ -9,13 +9,19 @@ from typing import TypeVar
 Seen = TypeVar("Seen")
 
 _LOOK_EVERY_SECONDS = 0.02
+_SHARE = 5
+"""A look that is dear, such as a new connection, is taken less often: what is waited for needs the cores too."""
+_LONGEST_PAUSE = 0.5
 
 
-def eventually(predicate: Callable[[], Seen], *, within: float = 20.0, what: str) -> Seen:
+def eventually(predicate: Callable[[], Seen], *, within: float = 45.0, what: str) -> Seen:
     """Return the first true answer of `predicate`; fail with `what` and the last answer after `within` s."""
-    deadline = time.monotonic() + within
+    now = time.monotonic()
+    deadline = now + within
     while not (seen := predicate()):
-        if time.monotonic() > deadline:
+        began, now = now, time.monotonic()
+        if now > deadline:
             raise AssertionError(f"not within {within:g} s: {what}; last seen: {seen!r}")
-        time.sleep(_LOOK_EVERY_SECONDS)
+        time.sleep(min(max(_LOOK_EVERY_SECONDS, _SHARE * (now - began)), _LONGEST_PAUSE))
+        now = time.monotonic()
     return seen

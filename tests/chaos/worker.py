@@ -1,69 +1,186 @@
-"""A consumer process for the chaos tests: `python worker.py BOOTSTRAP TOPIC GROUP OFFSETS OUT NAME [FLAG ...]`.
+"""A consumer process for the chaos tests: `python -m tests.chaos.worker --brokers … --topic … …`.
 
-With an SQLite store each record is a row, written in the offset's transaction; with `kafka://` each is a line
-appended to a file. A little work for each record, so that faults hit it.
+Each record has one effect: a row or a list's item, in the offset's transaction, or with `kafka://` a line in a file. A
+little work for each, so that faults hit it. With `--dead-topic` or `--dead-table`, handlers fail on some of them, and
+hang on others; with `--delays` as well, some pass later, on a retry topic, and none hang. With `--to`, each record is
+sent on. Where it is at each moment, it says on its board (`phases.py`).
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import sqlite3
-import sys
+import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 
-from kconsume import App, Partition, Record
-from kconsume.backends import sqlite as sqlite_store
-from kconsume.runtime.tenancy import Tenancy
+import psycopg
+from redis.client import Pipeline
+
+from kconsume import App, DeadLetter, Outgoing, Record, Retry, RetryTopics
+from kconsume.errors import HandlerTimeout
+from kconsume.failures.letters import read_marks
+from kconsume.settings import ClientValue
+from tests.chaos import sabotage
+from tests.chaos.phases import Board, Phase
+
+QUICK: dict[str, ClientValue] = {"session.timeout.ms": 2000, "heartbeat.interval.ms": 250}
+
+
+LIMIT = 4.0
+"""Seconds for a call, if handlers are to fail: only what hangs takes so long, also on a busy machine."""
+
+
+def is_poison(offset: int) -> bool:
+    """Where handlers fail, if they are to: on one record of a hundred."""
+    return offset % 100 == 7
+
+
+def is_hanging(offset: int) -> bool:
+    """Where they never return, if they are to fail: on one of a thousand."""
+    return offset % 1000 == 750
+
+
+def failures_of(offset: int) -> int:
+    """How often handlers fail on a record, if it is tried again later: one of eight fails, some for ever."""
+    return {1: 1, 9: 2, 20: 1_000}.get(offset % 24, 0)
+
+
+def first_place(record: Record) -> tuple[int, int]:
+    """Where it stood before it failed."""
+    marks = read_marks(record.headers)
+    return (int(marks["partition"]), int(marks["offset"])) if "rung" in marks else (record.partition, record.offset)
 
 
 def main() -> None:
-    bootstrap, topic, group, offsets, out, name, *flags = sys.argv[1:]
-    if "--slow-to-notice" in flags:
-        notice_slowly()
-    if "--no-fence" in flags:
-        take_the_fence_away()
-    app = App(bootstrap, group=group, offsets=offsets, kafka={"session.timeout.ms": 2000, "heartbeat.interval.ms": 250})
-    if offsets.startswith("sqlite:"):
-
-        @app.consume(topic)
-        def write(record: Record, tx: sqlite3.Connection) -> None:
-            time.sleep(0.0005)
-            tx.execute("insert into seen values (?, ?, ?)", (record.partition, record.offset, name))
-
+    asked = _asked()
+    board = Board(Path(asked.board))
+    _sabotage(asked, board)
+    kafka = {"group.protocol": "consumer"} if asked.kip_848 else QUICK
+    app = App(asked.brokers, group=asked.group, offsets=asked.offsets, kafka=kafka, shutdown=asked.shutdown)
+    dead_letter = _dead_letter(asked)
+    if asked.to is not None:
+        app.consume(asked.topic, chunk=asked.chunk, to=asked.to)(_sending(asked, _handler(asked, board)))
+    elif dead_letter is None:
+        app.consume(asked.topic, chunk=asked.chunk)(_handler(asked, board))
     else:
-        file = os.open(out, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-
-        @app.consume(topic)
-        def append(record: Record) -> None:
-            time.sleep(0.0005)
-            os.write(file, b"%d %d\n" % (record.partition, record.offset))
-
+        handler, limit = _handler(asked, board), None if asked.delays else LIMIT
+        retry = RetryTopics(asked.delays) if asked.delays else Retry(2, wait=0.02, give_up_on=HandlerTimeout)
+        app.consume(asked.topic, chunk=asked.chunk, retry=retry, on_error=dead_letter, timeout=limit)(handler)
     app.run()
 
 
-def notice_slowly() -> None:
-    """Between waking and learning of the loss, handlers run on. Classic groups learn soon, KIP-848 ones late: make
-    that time long enough to be met by every run."""
-    lost = Tenancy.lost
+def _asked() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    for name in ("brokers", "topic", "group", "offsets", "name", "board"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--out", help="the file to append to, with kafka://")
+    parser.add_argument("--work", type=float, default=0.0005, help="seconds for each record")
+    parser.add_argument("--shutdown", type=float, default=25.0)
+    parser.add_argument("--chunk", type=int, default=None)
+    parser.add_argument("--dead-topic", help="some records fail, and go there")
+    parser.add_argument("--dead-table", help="or there")
+    parser.add_argument("--to", help="each record is sent on to this topic, by the outbox")
+    parser.add_argument("--delays", help="some pass later: seconds, as in 0.2,0.5", type=_numbers)
+    parser.add_argument("--die-once", help="the first whose outbox has sent something dies; the file that says so")
+    for flag in ("hot-row", "slow-to-notice", "no-fence", "retry-unknown", "kip-848", "no-intake", "delete-first"):
+        parser.add_argument(f"--{flag}", action="store_true")
+    return parser.parse_args()
 
-    def late(self: Tenancy, partitions: list[Partition]) -> None:
-        time.sleep(1.0)
-        lost(self, partitions)
 
-    Tenancy.lost = late  # type: ignore[method-assign]
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(map(float, text.split(",")))
 
 
-def take_the_fence_away() -> None:
-    """The same store with neither epoch nor offset compared: what the fence is good for shows without it."""
-    sqlite_store._ADVANCE = "update kconsume_offsets set next_offset = ?1, leader_epoch = ?2, updated_at = ?3 \
-        where group_id = ?4 and topic = ?5 and partition = ?6 and ?7 >= 0 and ?8 >= 0"
+def _dead_letter(asked: argparse.Namespace) -> DeadLetter | None:
+    if asked.dead_table is not None:
+        return DeadLetter(table=asked.dead_table)
+    return None if asked.dead_topic is None else DeadLetter(asked.dead_topic)
 
-    class NoFence(sqlite_store.SqliteStore):
-        def transaction(self, group, partition, epoch):  # type: ignore[no-untyped-def]
-            (current,) = self.load(group, [partition]).values()
-            return super().transaction(group, partition, current.epoch)
 
-    sqlite_store.SqliteStore = NoFence  # type: ignore[misc]
+def _sabotage(asked: argparse.Namespace, board: Board) -> None:
+    if asked.no_fence:
+        sabotage.take_the_fence_away()
+    sabotage.watch_transactions(board)
+    if asked.delete_first:
+        sabotage.delete_what_is_not_confirmed(board)
+    elif asked.to is not None:
+        sabotage.watch_the_relay(board)
+    if asked.slow_to_notice:
+        sabotage.notice_slowly()
+    if asked.retry_unknown:
+        sabotage.retry_what_may_be_done()
+    if asked.no_intake:
+        sabotage.take_everything_in()
+    if asked.die_once is not None:
+        sabotage.die_before_the_outbox_is_told(Path(asked.die_once))
+
+
+def _sending(asked: argparse.Namespace, handle: Callable[..., None]) -> Callable[..., Outgoing]:
+    """The same, and the record is sent on: its place, with the key of its partition."""
+
+    def write(value: str, record: Record, tx: sqlite3.Connection) -> Outgoing:
+        handle(value, record, tx)
+        return sent_on(record)
+
+    def insert(value: str, record: Record, tx: psycopg.Connection) -> Outgoing:
+        handle(value, record, tx)
+        return sent_on(record)
+
+    def sent_on(record: Record) -> Outgoing:
+        return Outgoing(f"{record.partition}:{record.offset}", key=str(record.partition))
+
+    return write if asked.offsets.startswith("sqlite") else insert
+
+
+def _handler(asked: argparse.Namespace, board: Board) -> Callable[..., None]:
+    """The handler for the store, which names its transaction by an annotation."""
+    scheme, name, seconds = asked.offsets.partition(":")[0], asked.name, asked.work
+    some_fail = _dead_letter(asked) is not None
+
+    def fail_on_some(record: Record) -> None:
+        if asked.delays:
+            if int(read_marks(record.headers).get("rung", "0")) < failures_of(first_place(record)[1]):
+                raise LookupError("not yet")
+        elif some_fail and is_poison(record.offset):
+            raise LookupError(f"poison at {record.offset}")
+        elif some_fail and is_hanging(record.offset):
+            threading.Event().wait()
+
+    def write(value: str, record: Record, tx: sqlite3.Connection) -> None:
+        with board.during(Phase.HANDLER, Phase.TRANSACTION):
+            tx.execute("insert into seen values (?, ?, ?)", (record.partition, record.offset, name))
+            time.sleep(seconds)
+            fail_on_some(record)
+
+    def insert(value: str, record: Record, tx: psycopg.Connection) -> None:
+        with board.during(Phase.HANDLER, Phase.TRANSACTION):
+            if asked.hot_row:
+                tx.execute("update counter set n = n + 1 where id = 1")
+            tx.execute("insert into seen values (%s, %s, %s)", (*first_place(record), name))
+            time.sleep(seconds)
+            fail_on_some(record)
+
+    def push(value: str, record: Record, tx: Pipeline) -> None:
+        with board.during(Phase.HANDLER, Phase.TRANSACTION):
+            tx.rpush(f"seen:{record.partition}", f"{record.offset} {name}")
+            time.sleep(seconds)
+            fail_on_some(record)
+
+    def append(value: str, record: Record) -> None:
+        with board.during(Phase.HANDLER, Phase.IDLE):
+            time.sleep(seconds)
+            fail_on_some(record)
+            os.write(file, b"%d %d\n" % (record.partition, record.offset))
+
+    if scheme == "kafka":
+        file = os.open(asked.out, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    handlers: dict[str, Callable[..., None]] = {
+        "sqlite": write, "postgresql": insert, "redis": push, "kafka": append,
+    }  # fmt: skip
+    return handlers[scheme]
 
 
 if __name__ == "__main__":

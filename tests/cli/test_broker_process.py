@@ -35,7 +35,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
         folder = Path(runtime, "kconsume")
         yield folder
-        for pid in folder.glob("*.pid"):
+        for pid in [] if folder.is_symlink() else folder.glob("*.pid"):  # not those of the folder that it points to
             os.kill(int(pid.read_text()), signal.SIGKILL)
 
 

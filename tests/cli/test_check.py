@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -199,3 +201,27 @@ def test_no_secret_is_shown(shop: Shop, form: list[str]) -> None:
     assert "geheim" not in shown.stdout + shown.stderr
     assert "postgresql://shop:********@db/shop" in shown.stdout
     assert shown.stdout.count("********") >= 6
+
+
+def test_an_sqlite_file_of_another_version_is_found(shop: Shop) -> None:
+    shop.write("shop")
+    with closing(sqlite3.connect(shop.folder / "shop.db")) as database:
+        database.execute("create table kconsume_schema (version integer)")
+        database.execute("insert into kconsume_schema values (99)")
+        database.commit()
+    done = shop.run("check", "shop", "--json")
+    (found,) = [finding for finding in json.loads(done.stdout)["findings"] if finding["code"] == "store-unusable"]
+    assert (done.returncode, "schema version 99" in found["problem"]) == (2, True)
+    assert "this kconsume writes version 2" in found["problem"]
+    assert found["fix"] == "upgrade kconsume here"
+
+
+def test_an_sqlite_file_of_an_older_version_is_no_trouble_and_left_as_it_is(shop: Shop) -> None:
+    shop.write("shop")
+    with closing(sqlite3.connect(shop.folder / "shop.db")) as database:
+        database.execute("create table kconsume_schema (version integer)")
+        database.execute("insert into kconsume_schema values (1)")
+        database.commit()
+        _, document = sheet(shop, "shop")
+        assert "store-unusable" not in {finding["code"] for finding in document["findings"]}
+        assert database.execute("select * from kconsume_schema").fetchall() == [(1,)]

@@ -98,6 +98,40 @@ def test_time_to_stop_must_be_enough_and_fit_into_the_grace_period(
     assert codes(of_budgets(SETTINGS, Budgets(shutdown, BUDGETS.memory))) == expected
 
 
+@pytest.mark.parametrize(
+    ("instance", "session", "shutdown", "expected"),
+    [
+        ("pod-1", 45_000, 25.0, []),
+        ("pod-1", 25_001, 25.0, []),
+        ("pod-1", 25_000, 25.0, [("warning", "session-under-restart")]),
+        ("pod-1", 10_000, 25.0, [("warning", "session-under-restart")]),
+        (None, 10_000, 25.0, []),
+    ],
+)
+def test_the_session_of_a_static_member_must_outlast_its_restart(
+    instance: str | None, session: int, shutdown: float, expected: list[tuple[str, str]]
+) -> None:
+    settings = client_settings("localhost:9092", "shop", {"session.timeout.ms": session}, instance=instance)
+    findings = list(of_budgets(settings, Budgets(shutdown, BUDGETS.memory)))
+    assert codes(findings) == expected
+    if expected:
+        assert f"session.timeout.ms ({session})" in findings[0].problem
+        assert findings[0].fix == "set session.timeout.ms to 45000 or more"
+
+
+def test_the_session_of_a_kip_848_group_is_the_brokers_and_not_judged_here() -> None:
+    settings = client_settings("localhost:9092", "shop", {"group.protocol": "consumer"}, instance="pod-1")
+    assert codes(of_budgets(settings, BUDGETS)) == []
+
+
+@pytest.mark.parametrize("strategy", ["range", "roundrobin", "range,roundrobin"])
+def test_a_group_in_which_everybody_stops_is_noted(strategy: str) -> None:
+    settings = client_settings("localhost:9092", "shop", {"partition.assignment.strategy": strategy})
+    (finding,) = of_budgets(settings, BUDGETS)
+    assert codes([finding]) == [("note", "eager-group")]
+    assert repr(strategy) in finding.problem
+
+
 def test_a_short_session_is_right_on_the_embedded_broker() -> None:
     settings = client_settings("embedded://", "shop", {}, embedded=True)
 

@@ -160,7 +160,7 @@ def run_in(folder: Path, command: list[str]) -> subprocess.CompletedProcess[str]
         env={**inherited, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
         check=False,
     )
 

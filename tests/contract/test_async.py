@@ -167,9 +167,11 @@ def test_the_caller_s_other_tasks_run_on_while_handlers_run_and_while_they_drain
     topic = arena.topic(1)
     arena.produce(topic, ["a"], 0)
     app, ticks, drained = arena.app(group), list[float](), list[int]()
+    begun = asyncio.Event()
 
     @app.consume(topic)
     async def handle(value: str) -> None:
+        begun.set()
         await soon(lambda: len(ticks) > 20, "ticks while it runs")
         app.stop()
         now = len(ticks)
@@ -184,7 +186,7 @@ def test_the_caller_s_other_tasks_run_on_while_handlers_run_and_while_they_drain
     async def main() -> None:
         ticking = asyncio.create_task(tick())
         async with app.running():
-            await soon(lambda: len(ticks) > 20, "ticks")
+            await asyncio.wait_for(begun.wait(), 30)
         assert drained
         assert not ticking.done()
         ticking.cancel()

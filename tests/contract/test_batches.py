@@ -18,7 +18,7 @@ from kconsume import App, Batch, Batching, Partition, Record
 from kconsume.backends import SqliteStore
 from kconsume.runtime.budget import Pace
 from kconsume.runtime.gathering import Gathering
-from kconsume.runtime.tenancy import Holding
+from kconsume.runtime.holding import Holding
 from tests.fix_arena import QUICK, Arena
 from tests.waiting import eventually
 

@@ -411,7 +411,8 @@ def test_a_store_that_is_away_at_the_claim_means_waiting_not_guessing(arena: Are
     with app.running():
         supervisor = app._supervisor
         assert supervisor is not None
-        eventually(lambda: supervisor.engines[0].tenancy._planned, what="the claim has failed and is planned again")
+        tenancy = supervisor.engines[0].tenancy
+        eventually(lambda: [h for h in tenancy.holdings.values() if h.tries > 1], what="the claim has failed twice")
         assert seen == []
         folder.mkdir()
         eventually(lambda: seen == ["a"], what="it goes on by itself when the store is there")

@@ -1,18 +1,23 @@
-"""The assign and revoke contract with several members, on the embedded and on the real broker."""
+"""The assign and revoke contract with several members: three protocols, on the embedded and on the real broker."""
 
 from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import NamedTuple
 
 import pytest
 
 from kconsume import App, Partition, Record
-from kconsume.runtime.tenancy import Holding
+from kconsume.runtime.holding import Holding
+from kconsume.settings import ClientValue
+from kconsume.testing.services import KafkaService
 from tests.fix_arena import Arena
+from tests.fix_kafka import MakeTopic
 from tests.waiting import eventually
 
 
@@ -49,8 +54,16 @@ def busy(app: App) -> int:
     return sum(h.lane is not None and h.lane.busy for h in holdings(app).values())
 
 
-def member(arena: Arena, name: str, topic: str, group: str, seen: list[Seen], offsets: str = "kafka://") -> App:
-    app = arena.app(group, offsets)
+def member(
+    arena: Arena,
+    name: str,
+    topic: str,
+    group: str,
+    seen: list[Seen],
+    kafka: Mapping[str, ClientValue],
+    offsets: str = "kafka://",
+) -> App:
+    app = arena.app(group, offsets, kafka)
 
     @app.consume(topic)
     def handle(record: Record) -> None:
@@ -60,13 +73,13 @@ def member(arena: Arena, name: str, topic: str, group: str, seen: list[Seen], of
 
 
 def test_members_share_the_partitions_and_a_leaver_hands_over_without_loss_or_repeat(
-    arena: Arena, group: str, sqlite_url: str
+    arena: Arena, group: str, sqlite_url: str, protocol: Mapping[str, ClientValue]
 ) -> None:
     topic = arena.topic(4)
     seen: list[Seen] = []
     offsets = store_that_takes_the_last_offset(arena, sqlite_url)
-    one = member(arena, "one", topic, group, seen, offsets)
-    two = member(arena, "two", topic, group, seen, offsets)
+    one = member(arena, "one", topic, group, seen, protocol, offsets)
+    two = member(arena, "two", topic, group, seen, protocol, offsets)
     with one.running():
         eventually(lambda: assigned(one) == {0, 1, 2, 3}, what="the first member has all")
         arena.fill(topic, 50)
@@ -88,12 +101,12 @@ def test_members_share_the_partitions_and_a_leaver_hands_over_without_loss_or_re
 
 
 def test_a_record_that_runs_when_its_partition_is_revoked_is_finished_and_committed(
-    arena: Arena, group: str, sqlite_url: str
+    arena: Arena, group: str, sqlite_url: str, protocol: Mapping[str, ClientValue]
 ) -> None:
     topic = arena.topic(4)
     seen: list[Seen] = []
     offsets = store_that_takes_the_last_offset(arena, sqlite_url)
-    one = arena.app(group, offsets)
+    one = arena.app(group, offsets, protocol)
 
     def braked(number: int) -> bool:
         return any(h.lane is not None and h.lane.stop for p, h in holdings(one).items() if p.number == number)
@@ -106,7 +119,7 @@ def test_a_record_that_runs_when_its_partition_is_revoked_is_finished_and_commit
             eventually(lambda: joined.is_set() or braked(record.partition), what="the revoke")
         seen.append(Seen("one", record.partition, record.offset))
 
-    two = member(arena, "two", topic, group, seen, offsets)
+    two = member(arena, "two", topic, group, seen, protocol, offsets)
     with one.running():
         eventually(lambda: len(assigned(one)) == 4, what="all assigned")
         for partition in range(4):
@@ -120,10 +133,13 @@ def test_a_record_that_runs_when_its_partition_is_revoked_is_finished_and_commit
     assert Counter(seen) == Counter(expected), "the running record stays with the old owner, the next goes to the new"
 
 
-def test_partitions_that_do_not_move_do_not_stop_while_a_moved_one_hangs(arena: Arena, group: str) -> None:
+@pytest.mark.parametrize("protocol", ["cooperative", "consumer"], indirect=True)
+def test_partitions_that_do_not_move_do_not_stop_while_a_moved_one_hangs(
+    arena: Arena, group: str, protocol: Mapping[str, ClientValue], sqlite_url: str
+) -> None:
     topic = arena.topic(4)
     seen: list[Seen] = []
-    one = arena.app(group)
+    one = arena.app(group, sqlite_url, protocol)
     release = [threading.Event() for _ in range(4)]
 
     @one.consume(topic, concurrency=4)
@@ -132,7 +148,7 @@ def test_partitions_that_do_not_move_do_not_stop_while_a_moved_one_hangs(arena: 
             release[record.partition].wait(60)
         seen.append(Seen("one", record.partition, record.offset))
 
-    two = member(arena, "two", topic, group, seen)
+    two = member(arena, "two", topic, group, seen, protocol, sqlite_url)
     with one.running(), ExitStack() as stack:
         for event in release:
             stack.callback(event.set)
@@ -155,7 +171,7 @@ def test_partitions_that_do_not_move_do_not_stop_while_a_moved_one_hangs(arena: 
 
 
 def test_a_handler_that_does_not_end_does_not_hold_its_partition_back(
-    arena: Arena, group: str, sqlite_url: str
+    arena: Arena, group: str, sqlite_url: str, protocol: Mapping[str, ClientValue]
 ) -> None:
     topic = arena.topic(2)
     rows = sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)
@@ -165,10 +181,10 @@ def test_a_handler_that_does_not_end_does_not_hold_its_partition_back(
         arena.bootstrap,
         group=group,
         offsets=sqlite_url,
-        kafka={"session.timeout.ms": 2000, "heartbeat.interval.ms": 250},
+        kafka=arena.quick(protocol),
         shutdown=2.0,
     )
-    two = arena.app(group, sqlite_url)
+    two = arena.app(group, sqlite_url, protocol)
 
     @one.consume(topic)
     def stuck(value: str) -> None:
@@ -196,13 +212,38 @@ def test_a_handler_that_does_not_end_does_not_hold_its_partition_back(
 
 
 @pytest.mark.parametrize("size", [1, 5])
-def test_more_members_than_partitions_leave_some_idle_and_nothing_breaks(arena: Arena, group: str, size: int) -> None:
+def test_more_members_than_partitions_leave_some_idle_and_nothing_breaks(
+    arena: Arena, group: str, size: int, protocol: Mapping[str, ClientValue]
+) -> None:
     topic = arena.topic(2)
     seen: list[Seen] = []
-    apps = [member(arena, str(n), topic, group, seen) for n in range(size)]
+    apps = [member(arena, str(n), topic, group, seen, protocol) for n in range(size)]
     with ExitStack() as stack:
         for app in apps:
             stack.enter_context(app.running())
         eventually(lambda: sum(len(assigned(app)) for app in apps) == 2, what="both partitions are owned", within=40)
         arena.fill(topic, 30, partitions=2)
         eventually(lambda: len({s[1:] for s in seen}) == 60, what="all handled")
+
+
+@pytest.mark.parametrize("after", [0.05, 1.0])
+def test_a_member_that_leaves_in_the_middle_of_a_rebalance_does_not_keep_the_others_waiting(
+    kafka: KafkaService, topic: MakeTopic, group: str, after: float
+) -> None:
+    """With the client's own times: a session of 45 s, which nobody should have to wait for."""
+    name, moved = topic(4), threading.Event()
+    one, two = (App(kafka.bootstrap, group=group) for _ in range(2))
+    one.on_revoked(lambda partitions: moved.set())
+    seen: list[bytes] = []
+    for app in (one, two):
+
+        @app.consume(name)
+        def handle(value: bytes) -> None:
+            seen.append(value)
+
+    with one.running():
+        eventually(lambda: assigned(one) == {0, 1, 2, 3}, what="the first member has all")
+        with two.running():
+            assert moved.wait(20)
+            time.sleep(after)  # the fault's own timing
+        eventually(lambda: assigned(one) == {0, 1, 2, 3}, within=15, what="the first member has all again")

@@ -225,13 +225,15 @@ def test_nobody_at_the_address_is_an_error_within_the_time_that_says_why() -> No
 
 
 def test_a_frozen_broker_fails_the_future_and_holds_up_nobody(breakable: LocalKafka) -> None:
-    with outlet_to(breakable.bootstrap, {"message.timeout.ms": 1500}) as outlet:
+    with outlet_to(breakable.bootstrap) as patient:  # a young broker may take seconds to hand out its first producer id
+        patient.deliver([record("orders", "first")]).result(WITHIN)
+    with outlet_to(breakable.bootstrap, {"message.timeout.ms": 5000}) as outlet:
         outlet.deliver([record("orders", "before")]).result(WITHIN)
         breakable.freeze()
         try:
             stuck = [outlet.deliver([record("orders", "while"), record("orders", "too")]) for _ in range(2)]
             for future in stuck:
-                with pytest.raises(SendFailed, match=r"to topic 'orders' was not confirmed within 1.5 s"):
+                with pytest.raises(SendFailed, match=r"to topic 'orders' was not confirmed within 5 s"):
                     future.result(WITHIN)
         finally:
             breakable.thaw()

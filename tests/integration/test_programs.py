@@ -201,7 +201,7 @@ def test_the_samples_about_testing_pass_too(tmp_path: Path) -> None:
 def run_pytest(folder: Path, what: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", what],
-        cwd=folder, capture_output=True, text=True, check=False, timeout=60,
+        cwd=folder, capture_output=True, text=True, check=False, timeout=110,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     return done.stdout

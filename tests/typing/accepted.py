@@ -172,7 +172,7 @@ def of_a_batch(batch: Batch) -> None:
 def test_reserve(tx: sqlite3.Connection) -> None:
     fed = feed(app, "orders", Order(1), key="1", headers=[("trace", "1")], tx=tx, resources={Client: FakeClient()})
     assert_type(fed, Fed)
-    assert_type(fed.outcome, Literal["handled", "skipped", "failed"])
+    assert_type(fed.outcome, Literal["handled", "skipped", "dead_lettered", "failed"])
     assert_type(fed.error, BaseException | None)
     assert_type(fed.sent, list[Outgoing])
     assert_type(fed.dead_letters, list[Outgoing])

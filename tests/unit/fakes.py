@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 from kconsume.backends import MemoryStore, Position
-from kconsume.errors import Fenced
+from kconsume.errors import Fenced, StoreError
 from kconsume.records import Partition
 
 ORDERS = Partition("orders", 0)
@@ -77,9 +77,12 @@ class ListStore(MemoryStore):
 
     connection_types: ClassVar[tuple[type, ...]] = (Writes,)
     parallel: ClassVar[int | None] = None
+    by_record: ClassVar[bool] = False
 
     def __init__(self) -> None:
         super().__init__()
+        self.faults: dict[type[BaseException], StoreError] = {}
+        """Errors of handlers that the store takes on itself."""
         self.effects: list[int] = []
         self.moves: list[tuple[int, int]] = []
         """Each (old, new) by which the offset was advanced and committed."""
@@ -120,6 +123,9 @@ class ListTx:
         if self._store.row(self._group, self._partition).next_offset != old:
             raise Fenced(f"{self._partition} is not at offset {old}")
         self.moves.append((old, new))
+
+    def fault(self, error: BaseException) -> StoreError | None:
+        return self._store.faults.get(type(error))
 
 
 def messages_at(offsets: Iterable[int]) -> list[FakeMessage]:

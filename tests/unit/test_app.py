@@ -51,11 +51,16 @@ class TestConstruction:
             app(kafka={name: "x"})
 
     @pytest.mark.parametrize(
-        "setting", [{"group.protocol": "consumer"}, {"partition.assignment.strategy": "roundrobin"}]
+        "setting", [{"group.protocol": "streams"}, {"partition.assignment.strategy": "geographic"}]
     )
-    def test_a_rebalance_protocol_it_does_not_speak_is_refused(self, setting: dict[str, str]) -> None:
-        with pytest.raises(ConfigurationError, match="cooperative-sticky groups only"):
+    def test_a_rebalance_protocol_that_there_is_not_is_refused(self, setting: dict[str, str]) -> None:
+        with pytest.raises(ConfigurationError, match=r"choose '"):
             app(kafka=setting)
+
+    @pytest.mark.parametrize("name", ["", " ", 7, " pod-1"])
+    def test_an_instance_without_a_name_is_refused(self, name: object) -> None:
+        with pytest.raises(ConfigurationError, match=r"App\(instance='shop-0'\)"):
+            app(instance=name)
 
     def test_the_caller_s_settings_are_copied(self) -> None:
         wishes: dict[str, int] = {}
@@ -135,10 +140,48 @@ class TestTopics:
         with pytest.raises(ConfigurationError, match=r"@app.consume\('orders'"):
             app().consume(*topics)
 
+    def test_a_pattern_in_the_place_of_a_name_is_refused(self) -> None:
+        with pytest.raises(InvalidHandler, match=r"'\^orders-\.\*' is no name of a topic.*pattern='orders-\.\*'"):
+            app().consume("^orders-.*")(handle)
+
     def test_an_app_without_handlers_cannot_run(self) -> None:
         for start in (app().plans, app().catch_up, app().running().__enter__):
             with pytest.raises(ConfigurationError, match=r"has no handler: decorate a function with @app.consume"):
                 start()
+
+
+class TestPatterns:
+    def test_a_pattern_takes_the_place_of_names(self) -> None:
+        made = app()
+        made.consume(pattern="orders-[a-z]+")(handle)
+        (registration,) = made.registrations
+        assert (registration.topics, registration.pattern) == ((), "orders-[a-z]+")
+        assert registration.wanted.takes("orders-eu")
+        assert not any(registration.wanted.takes(name) for name in ("orders-", "xorders-eu", "orders-eu2"))
+
+    def test_a_pattern_beside_names_is_refused(self) -> None:
+        with pytest.raises(ConfigurationError, match=r"topics or pattern=, and got both 'orders' and 'payments-\.\*'"):
+            app().consume("orders", pattern="payments-.*")(handle)
+
+    @pytest.mark.parametrize("pattern", ["orders-(", "*", "", 3, b"orders-.*"])
+    def test_what_does_not_compile_is_refused(self, pattern: Any) -> None:
+        with pytest.raises(ConfigurationError, match=r"is no regular expression.*write pattern='orders-\.\*'"):
+            app().consume(pattern=pattern)(handle)
+
+    @pytest.mark.parametrize(
+        ("pattern", "part"), [(r"orders-\d+", r"\d"), (r"orders-\w+", r"\w"), ("orders-(?:eu|us)", "(?")]
+    )
+    def test_what_the_client_or_the_broker_would_read_in_another_way_is_refused(self, pattern: str, part: str) -> None:
+        with pytest.raises(ConfigurationError, match=r"do not read alike: write what it stands for") as refused:
+            app().consume(pattern=pattern)(handle)
+        assert repr(part) in str(refused.value)
+
+    def test_a_dot_may_be_escaped(self) -> None:
+        app().consume(pattern=r"orders\.(eu|us)\.[0-9]{2}")(handle)
+
+    def test_partitions_are_not_of_a_pattern(self) -> None:
+        with pytest.raises(ConfigurationError, match="partition numbers of exactly one topic"):
+            app().consume(pattern="orders-.*", partitions=[0])(handle)
 
 
 class TestOptions:
@@ -148,7 +191,7 @@ class TestOptions:
             ({"order": "key"}, "order='key' is unknown to this version: it keeps partition order"),
             ({"executor": "process"}, "executor='process' is unknown: choose 'thread' or 'inline'"),
             ({"start": "beginning"}, "start='beginning' is unknown: choose 'earliest', 'latest' or 'error'"),
-            ({"on_error": "ignore"}, "on_error='ignore' is unknown: choose 'stop' or 'skip'"),
+            ({"on_error": "ignore"}, "on_error='ignore' is unknown: choose 'stop', 'skip' or DeadLetter"),
             ({"concurrency": 0}, "concurrency=0 leaves nothing to run"),
             ({"chunk": 0}, "chunk=0 leaves nothing to run"),
             ({"chunk": -5}, "chunk=-5 leaves nothing to run"),
@@ -174,6 +217,10 @@ class TestOptions:
         assert plan.partitions == (Partition("orders", 0), Partition("orders", 2))
 
 
+def ask(made: App, wanted: str | dict[str, str]) -> Any:
+    return made.consume(wanted) if isinstance(wanted, str) else made.consume(**wanted)  # type: ignore[arg-type]
+
+
 class TestConflicts:
     def test_two_handlers_for_one_topic_in_one_group(self) -> None:
         made = app()
@@ -183,6 +230,26 @@ class TestConflicts:
         assert "handle and other both handle 'payments' in group 'shop'" in str(refused.value)
         assert "give one of them its own group=" in str(refused.value)
         assert len(made.registrations) == 1
+
+    @pytest.mark.parametrize(
+        ("first", "second"),
+        [
+            ({"pattern": "orders-.*"}, {"pattern": "orders-.*"}),
+            ({"pattern": "orders-.*"}, "orders-eu"),
+            ("orders-eu", {"pattern": "orders-.*"}),
+        ],
+    )
+    def test_a_pattern_and_another_handler_for_what_it_matches(self, first: Any, second: Any) -> None:
+        made = app()
+        ask(made, first)(handle)
+        with pytest.raises(ConfigurationError, match=r"handle and other both handle 'orders-.*' in group 'shop'"):
+            ask(made, second)(other)
+
+    def test_a_pattern_and_another_handler_for_what_it_does_not_match(self) -> None:
+        made = app()
+        made.consume(pattern="orders-.*")(handle)
+        made.consume("orders")(other)
+        assert len(made.plans()) == 1
 
     def test_two_handlers_for_one_topic_in_two_groups(self) -> None:
         made = app()
@@ -201,7 +268,7 @@ class TestConflicts:
         made.consume("orders")(handle)
         made.consume("payments")(other)
         (plan,) = made.plans()
-        assert plan.topics == ["orders", "payments"]
+        assert sorted(topic for handler in plan.handlers for topic in handler.topics) == ["orders", "payments"]
 
     def test_partitions_without_coordination_need_a_group_of_their_own(self) -> None:
         for first, second in [({"partitions": [0]}, {}), ({}, {"partitions": [0]})]:

@@ -5,22 +5,29 @@ No test asserts a time; whether the bars are met is for `make bench` to say.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from click.testing import CliRunner
 
+from benchmarks import __main__ as entry
 from benchmarks import marks, orders
 from benchmarks.__main__ import main
 from benchmarks.case import Case, Measured, Side, Task
 from benchmarks.cases import CASES
 from benchmarks.cases.memory import parse_peak
+from benchmarks.consumed import committed_rate
 from benchmarks.marks import Moment, Tally, between, between_tallies
 from benchmarks.orders import LEAD_OUT, MARKS, PARTITIONS, Form, Order
 from benchmarks.ratios import Bar, spread
 from benchmarks.results import Result, Run, table, write
 from benchmarks.rounds import Round, order, play
+from benchmarks.witness import witnessed
+from kconsume.errors import StoreError, StoreUnavailable
 
 NS = Bar(600, at_least=False, unit="ns")
 TASK = Task("localhost:9092", "orders", 1000)
@@ -100,7 +107,19 @@ def test_the_bars_are_those_that_were_promised() -> None:
         "async": "≥ 0.8",
         "resource": "≤ 1.01",
         "table": "≤ +600 ns",
+        "policies": "≤ 1.02",
+        "dead-letters": "≥ 0.8",
         "sqlite": "≥ 0.75",
+        "postgres": "≥ 2.5",
+        "postgres-pipeline": "≥ 0.85",
+        "postgres-copy": "≥ 0.85",
+        "postgres-loop": "≥ 80",
+        "postgres-outbox": "≥ 0.6",
+        "redis": "≥ 1.1",
+        "spark-sink": "≥ 0.9",
+        "spark-foreach": "≥ 0.97",
+        "spark-stream": "≥ 1.25",
+        "spark-ledger": "≥ 0.9",
         "memory": "≤ 1.1",
         "start": "≤ 1.5",
     }
@@ -165,6 +184,72 @@ def test_without_marks_too_few_batches_spoil_the_run(batches: tuple[tuple[int, f
         between_tallies(tallies(*batches), 8)
 
 
+class Begun:
+    """A transaction of a store that is not there."""
+
+    connection = object()
+
+    def __init__(self) -> None:
+        self.moved: list[tuple[int, int, int | None]] = []
+
+    def advance(self, old: int, new: int, leader_epoch: int | None = None) -> None:
+        self.moved.append((old, new, leader_epoch))
+
+    def fault(self, error: BaseException) -> StoreError | None:
+        return StoreUnavailable(str(error))
+
+
+def test_a_transaction_is_tallied_with_its_records_once_it_has_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[Tally] = []
+    monkeypatch.setattr(marks, "_tallies", noted)
+    begun, committed = Begun(), list[int]()
+
+    @contextmanager
+    def begin() -> Iterator[Begun]:
+        yield begun
+        committed.append(len(noted))  # nothing is noted before
+
+    with witnessed(begin()) as tx:
+        assert tx.connection is begun.connection
+        assert isinstance(tx.fault(ValueError("broke")), StoreUnavailable)
+        tx.advance(40, 100, 7)
+    assert (begun.moved, committed, [tally.records for tally in noted]) == ([(40, 100, 7)], [0], [60])
+    with witnessed(begin()) as tx:
+        tx.advance(100, 120)
+    assert (marks.tallied(), marks.mean_tally()) == (80, 40)
+
+
+def test_a_transaction_that_does_not_commit_is_not_tallied(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[Tally] = []
+    monkeypatch.setattr(marks, "_tallies", noted)
+
+    @contextmanager
+    def fenced() -> Iterator[Begun]:
+        yield Begun()
+        raise ValueError("fenced")
+
+    def run() -> None:
+        with witnessed(fenced()) as tx:
+            tx.advance(0, 10)
+
+    with pytest.raises(ValueError, match="fenced"):
+        run()
+    with witnessed(nullcontext(Begun())):
+        pass  # nothing was passed
+    assert noted == []
+
+
+def test_rates_of_commits_are_refused_when_a_record_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    total = orders.total(TASK.records)
+    monkeypatch.setattr(marks, "_tallies", tallies((1000, 1.0), (total - 1000, 3.0)))
+    assert committed_rate(TASK, total) == Measured((total - 1000) / 2, 1.0, total - 1000, transaction=total // 2)
+    with pytest.raises(AssertionError, match="the topic has"):
+        committed_rate(TASK, total - 1)
+    monkeypatch.setattr(marks, "_tallies", tallies((1000, 1.0), (total - 1001, 3.0)))
+    with pytest.raises(AssertionError, match="the topic has"):
+        committed_rate(TASK, total)
+
+
 def test_a_handler_of_lists_notes_every_mark_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
     noted: list[Moment] = []
     monkeypatch.setattr(marks, "_marks", noted)
@@ -216,9 +301,33 @@ def test_what_cannot_be_measured_is_refused_before_a_broker_is_started(arguments
     assert CliRunner().invoke(main, arguments).exit_code == 2
 
 
+def test_only_the_databases_that_a_chosen_case_needs_are_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+
+    def service(url: str) -> Callable[[], AbstractContextManager[SimpleNamespace]]:
+        @contextmanager
+        def start() -> Iterator[SimpleNamespace]:
+            started.append(url)
+            yield SimpleNamespace(url=url, way="process")
+
+        return start
+
+    monkeypatch.setattr(entry, "postgres_service", service("postgresql://there"))
+    monkeypatch.setattr(entry, "redis_service", service("redis://there"))
+    with ExitStack() as services:
+        assert entry.databases([CASES["inline"], CASES["sqlite"]], services) == {}
+        assert entry.databases([CASES["postgres"], CASES["postgres-copy"]], services) == {
+            "postgres": "postgresql://there"
+        }
+        assert started == ["postgresql://there"]
+        addresses = entry.databases([CASES["redis"]], services)
+    task = entry.told(TASK, CASES["redis"], addresses)
+    assert (task.redis, task.postgres, entry.told(TASK, CASES["inline"], addresses)) == ("redis://there", "", TASK)
+
+
 def test_help_names_every_case_and_its_bar() -> None:
     text = CliRunner().invoke(main, ["--help"]).output
-    assert all(f"{case.name:<9} {case.bar}" in text for case in CASES.values())
+    assert all(f"{case.name:<17} {case.bar}" in text for case in CASES.values())
 
 
 def is_mark(value: bytes, form: Form) -> bool:

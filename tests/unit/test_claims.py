@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
 import pytest
 
 from kconsume.backends import MemoryStore, OffsetStore, Position, SqliteStore
-from kconsume.cluster import Cluster
-from kconsume.errors import BrokerUnavailable, StartRequired, TopicRecreated
+from kconsume.backends.commit_note import note_of, place_of
+from kconsume.cluster import Cluster, Committed, Group, GroupMember
+from kconsume.errors import (
+    BrokerUnavailable,
+    ClientFailed,
+    ConfigurationError,
+    Fenced,
+    StartRequired,
+    StoreUnavailable,
+    TopicNotFound,
+    TopicRecreated,
+)
 from kconsume.records import Partition
 from kconsume.runtime.claims import Begin, Claims
 
@@ -23,7 +33,15 @@ class FakeCluster(Cluster):
 
     def __init__(self, ids: dict[str, str | None] | None = None) -> None:
         self.ids = ids or {"orders": "A", "payments": "B"}
+        self.partitions = 1
         self.asked: list[tuple[str, list[Partition]]] = []
+        self.mirrored: dict[Partition, Committed] = {}
+
+    def committed(self, group: str, partitions: Iterable[Partition]) -> dict[Partition, Committed]:
+        return {p: self.mirrored[p] for p in partitions if p in self.mirrored}
+
+    def topics(self, wanted: Sequence[str]) -> dict[str, int]:
+        return dict.fromkeys(wanted, self.partitions)
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str | None]:
         return {topic: self.ids[topic] for topic in topics}
@@ -56,7 +74,8 @@ class Plain:
 
 
 def claims(store: OffsetStore, cluster: Cluster | None = None, **begin: Begin) -> Claims:
-    return Claims(store, cluster or FakeCluster(), GROUP, "me", {"orders": "earliest", "payments": "latest", **begin})
+    begins: dict[str, Begin] = {"orders": "earliest", "payments": "latest", **begin}
+    return Claims(store, cluster or FakeCluster(), GROUP, "me", begins.__getitem__)
 
 
 class TestStart:
@@ -140,6 +159,21 @@ class TestWhileItRuns:
 
         claims(MemoryStore(), Away()).check_topics({"orders": "A"})
 
+    def test_a_topic_that_is_gone_is_an_error_if_a_handler_names_it(self) -> None:
+        class Gone(FakeCluster):
+            def topics(self, wanted: Sequence[str]) -> dict[str, int]:
+                if "orders" in wanted:
+                    raise TopicNotFound("topic 'orders' is not on the cluster")
+                return super().topics(wanted)
+
+            def topic_ids(self, topics: Iterable[str]) -> dict[str, str | None]:
+                raise TopicNotFound("the cluster does not know the topic")
+
+        made = claims(MemoryStore(), Gone())
+        with pytest.raises(TopicNotFound, match="'orders'"):
+            made.check_topics({}, ["orders"])
+        made.check_topics({"orders-eu": "A"}, ["payments"])  # which a pattern had matched
+
 
 class TestRestart:
     def test_a_seek_is_a_reset_and_a_new_claim(self) -> None:
@@ -148,3 +182,184 @@ class TestRestart:
         after = claims(store).restart({ORDERS: 3})[ORDERS]
         assert (after.next_offset, after.owner) == (3, "me")
         assert after.epoch > before.epoch + 1
+
+
+class TestReclaim:
+    def test_what_is_still_ours_goes_on_under_a_new_epoch(self) -> None:
+        store = MemoryStore()
+        first = claims(store, orders="earliest").claim([ORDERS])[ORDERS]
+        again = claims(store, orders="earliest").reclaim({ORDERS: first.epoch})[ORDERS]
+        assert again.epoch > first.epoch
+        assert again.next_offset == first.next_offset
+
+    def test_what_another_has_claimed_since_is_not(self) -> None:
+        store = MemoryStore()
+        ours = claims(store, orders="earliest")
+        first = ours.claim([ORDERS])[ORDERS]
+        store.claim(GROUP, [ORDERS], "another", lambda ps: {})
+        with pytest.raises(Fenced):
+            ours.reclaim({ORDERS: first.epoch})
+
+    def test_a_newer_epoch_of_our_own_whose_answer_was_lost_is_recognised(self) -> None:
+        store = MemoryStore()
+        ours = claims(store, orders="earliest")
+        first = ours.claim([ORDERS])[ORDERS]
+        ours.reclaim({ORDERS: first.epoch})  # and nobody heard the answer
+        assert ours.reclaim({ORDERS: first.epoch})[ORDERS].epoch > first.epoch + 1
+
+
+class TestPartitionsThatWereAdded:
+    """What was written to a new partition before the group noticed it must not be lost, also with start='latest'."""
+
+    @pytest.mark.parametrize("store", [MemoryStore(), Plain({})])
+    def test_a_new_group_begins_at_the_end_if_that_was_asked(self, store: OffsetStore) -> None:
+        cluster = FakeCluster()
+        cluster.partitions = 3
+        made = claims(store, cluster)
+        claimed = made.claim([Partition("payments", n) for n in range(3)])
+        assert {position.next_offset for position in claimed.values()} == {90}
+        assert made.added == set()
+
+    def test_one_that_was_added_begins_at_its_start(self) -> None:
+        store, cluster = MemoryStore(), FakeCluster()
+        cluster.partitions = 2
+        claims(store, cluster).claim([Partition("payments", n) for n in range(2)])
+        cluster.partitions = 4
+        made = claims(store, cluster)
+        new = [Partition("payments", n) for n in (2, 3)]
+        assert {position.next_offset for position in made.claim(new).values()} == {10}
+        assert made.added == set(new)
+
+    def test_one_among_those_that_are_known_is_not_a_new_one(self) -> None:
+        """It may never have been committed."""
+        store = Plain({Partition("payments", 2): Position(50)})
+        cluster = FakeCluster()
+        cluster.partitions = 3
+        made = claims(store, cluster)
+        assert made.claim([PAYMENTS])[PAYMENTS].next_offset == 90
+        assert made.added == set()
+
+    def test_what_was_added_before_the_first_commit_begins_at_its_start(self) -> None:
+        """The store knows nothing of the group yet; we know what there was when we joined."""
+        cluster = FakeCluster()
+        made = claims(Plain({}), cluster)
+        made.survey(["payments"])
+        cluster.partitions = 2
+        new = Partition("payments", 1)
+        assert made.claim([PAYMENTS, new])[new].next_offset == 10
+        assert made.added == {new}
+
+    def test_what_others_of_a_new_group_have_claimed_makes_the_rest_no_addition(self) -> None:
+        store, cluster = MemoryStore(), FakeCluster()
+        cluster.partitions = 4
+        one, two = claims(store, cluster), claims(store, cluster)
+        for each in (one, two):
+            each.survey(["payments"])
+        one.claim([Partition("payments", n) for n in (0, 1)])
+        rest = two.claim([Partition("payments", n) for n in (2, 3)])
+        assert {position.next_offset for position in rest.values()} == {90}, "start='latest' was asked for"
+
+    def test_a_store_that_is_away_at_the_start_is_asked_by_the_first_claim(self) -> None:
+        class Away(Plain):
+            away = True
+
+            def load(self, group: str, partitions: Iterable[Partition]) -> dict[Partition, Position]:
+                if self.away:
+                    raise StoreUnavailable("away")
+                return super().load(group, partitions)
+
+        store, cluster = Away({PAYMENTS: Position(50)}), FakeCluster()
+        cluster.partitions = 2
+        made = claims(store, cluster)
+        made.survey(["payments"])
+        with pytest.raises(StoreUnavailable):
+            made.claim([Partition("payments", 1)])
+        store.away = False
+        assert made.claim([Partition("payments", 1)])[Partition("payments", 1)].next_offset == 10
+
+    def test_a_topic_that_a_pattern_brings_later_is_read_from_its_start(self) -> None:
+        made = claims(Plain({}), FakeCluster(), orders="latest")
+        assert made.claim([PAYMENTS])[PAYMENTS].next_offset == 90, "it was there when we joined"
+        assert made.claim([ORDERS])[ORDERS].next_offset == 10, "it was not"
+
+    def test_start_error_still_asks(self) -> None:
+        store, cluster = MemoryStore(), FakeCluster()
+        claims(store, cluster).claim([PAYMENTS])
+        cluster.partitions = 2
+        with pytest.raises(StartRequired):
+            claims(store, cluster, payments="error").claim([Partition("payments", 1)])
+
+
+class TestAGroupOfOnesOwn:
+    """Partitions that a person chose are claimed only where no member of the group can be put out by that."""
+
+    @pytest.mark.parametrize("group", [None, Group("empty", "", ())])
+    def test_a_group_without_members_may_be_used(self, group: Group | None) -> None:
+        claims(MemoryStore(), Described(group)).must_be_alone()
+
+    def test_one_with_members_is_refused_by_their_names(self) -> None:
+        member = GroupMember("1", None, "kconsume-host-7", ())
+        with pytest.raises(ConfigurationError, match=r"'shop' has members \(kconsume-host-7\).*group= of its own"):
+            claims(MemoryStore(), Described(Group("stable", "range", (member,)))).must_be_alone()
+
+    def test_a_broker_that_cannot_say_is_believed(self) -> None:
+        claims(MemoryStore(), Described(ClientFailed("not supported"))).must_be_alone()
+
+
+class Described(FakeCluster):
+    def __init__(self, group: Group | ClientFailed | None) -> None:
+        super().__init__()
+        self.described = group
+
+    def group(self, name: str) -> Group | None:
+        if isinstance(self.described, ClientFailed):
+            raise self.described
+        return self.described
+
+
+class TestAnotherStore:
+    """Two deployments of one group, with their offsets in two places."""
+
+    def at(self, tmp_path: Path, offset: int | None = None) -> SqliteStore:
+        store = SqliteStore(tmp_path / "shop.db")
+        if offset is not None:
+            store.reset(GROUP, {ORDERS: offset})
+        return store
+
+    def cluster(self, note: str, offset: int = 7) -> FakeCluster:
+        cluster = FakeCluster()
+        cluster.mirrored = {ORDERS: Committed(offset, None, note)}
+        return cluster
+
+    @pytest.mark.parametrize("stored", [None, 6])
+    def test_that_is_further_is_refused_before_anything_is_claimed(self, tmp_path: Path, stored: int | None) -> None:
+        store, cluster = self.at(tmp_path, stored), self.cluster(note_of("A", "another"))
+        before = store.load(GROUP, [ORDERS])
+        for ask in (claims(store, cluster).claim, lambda _: claims(store, cluster).survey(["orders"])):
+            with pytest.raises(ConfigurationError, match=r"another store than sqlite:///.*orders/0 stands at 7 there"):
+                ask([ORDERS])
+        assert store.load(GROUP, [ORDERS]) == before
+
+    @pytest.mark.parametrize("stored", [7, 8])
+    def test_that_is_not_further_was_moved_here(self, tmp_path: Path, stored: int) -> None:
+        cluster = self.cluster(note_of("A", "another"))
+        assert claims(self.at(tmp_path, stored), cluster).claim([ORDERS])[ORDERS].next_offset == stored
+
+    def test_our_own_word_after_a_person_went_back_is_no_other_s(self, tmp_path: Path) -> None:
+        store = self.at(tmp_path, 3)
+        cluster = self.cluster(note_of("A", place_of(store)))
+        assert claims(store, cluster).claim([ORDERS])[ORDERS].next_offset == 3
+
+    @pytest.mark.parametrize("note", ["", "NA", "kconsume/1 topic=A"])
+    def test_offsets_of_kafka_itself_or_of_another_tool_are_no_store(self, tmp_path: Path, note: str) -> None:
+        assert claims(self.at(tmp_path), self.cluster(note)).claim([ORDERS])[ORDERS].next_offset == 10
+
+    def test_brokers_that_do_not_answer_are_asked_again_by_the_claim(self, tmp_path: Path) -> None:
+        class Away(FakeCluster):
+            def committed(self, group: str, partitions: Iterable[Partition]) -> dict[Partition, Committed]:
+                raise BrokerUnavailable("no broker answers")
+
+        made = claims(self.at(tmp_path), Away())
+        made.survey(["orders"])
+        with pytest.raises(BrokerUnavailable):
+            made.claim([ORDERS])

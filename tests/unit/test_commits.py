@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
 from kconsume.backends import MemoryStore, Position
 from kconsume.backends.abc import Positions
-from kconsume.errors import Fenced, StoreUnavailable
+from kconsume.errors import ClientFailed, Fenced, StoreUnavailable
 from kconsume.records import Partition
-from kconsume.runtime.commits import Receipt, StoreLedger
+from kconsume.runtime.commits import GroupLedger, Receipt, StoreLedger
 from kconsume.runtime.errands import Errands
-from kconsume.runtime.tenancy import Holding
+from kconsume.runtime.holding import Holding
+from kconsume.runtime.source import CommitResult, Mark, Source
 from tests.waiting import eventually
 
 GROUP = "shop"
@@ -90,3 +91,54 @@ def test_an_error_that_nobody_foresaw_is_raised(errands: Errands) -> None:
     ledger.send({p: (h, 5) for p, h in held(store).items()})
     with pytest.raises(LookupError, match="a bug"):
         eventually(ledger.collect, what="a receipt")
+
+
+# The Kafka group
+
+
+class Group(Source):
+    """A source that only commits, and is answered by the test."""
+
+    def __init__(self) -> None:
+        self.commit_results: list[CommitResult] = []
+
+    def commit(self, marks: Mapping[Partition, Mark]) -> None: ...
+
+
+ONE, TWO = ({p: (Holding(p), offset)} for p, offset in [(PARTITIONS[0], 5), (PARTITIONS[1], 7)])
+
+
+def answer(
+    marks: Mapping[Partition, tuple[Holding, int]], error: str | None = None, refusal: ClientFailed | None = None
+) -> CommitResult:
+    return CommitResult({p: offset for p, (_, offset) in marks.items()}, error, refusal)
+
+
+def test_an_answer_is_taken_for_the_commit_that_it_names_whatever_the_order() -> None:
+    source = Group()
+    ledger = GroupLedger(source)
+    ledger.send(ONE)
+    ledger.send(TWO)
+    source.commit_results += [answer(TWO), answer(ONE, "moved")]
+    answers = [(ledger.collect(), ledger.busy) for _ in range(3)]
+    assert answers == [(Receipt(TWO, {}), True), (Receipt({}, {}, "moved"), False), (None, False)]
+
+
+def test_what_is_refused_for_good_is_raised() -> None:
+    source = Group()
+    ledger = GroupLedger(source)
+    ledger.send(ONE)
+    source.commit_results.append(answer(ONE, "no", ClientFailed("not allowed")))
+    with pytest.raises(ClientFailed, match="not allowed"):
+        ledger.collect()
+    assert not ledger.busy
+
+
+def test_what_is_advisory_may_be_refused_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    source = Group()
+    ledger = GroupLedger(source, advisory=True)
+    for _ in range(3):
+        ledger.send(ONE)
+        source.commit_results.append(answer(ONE, "no", ClientFailed("not allowed")))
+        assert ledger.collect() == Receipt({}, {}, "no")
+    assert len(caplog.records) == 1

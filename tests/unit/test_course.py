@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import math
 import sqlite3
-from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -26,9 +26,12 @@ from kconsume.outlet import Outlet
 from kconsume.output import Outgoing
 from kconsume.rate import Limiter, Rate
 from kconsume.runtime.budget import Pace
-from kconsume.runtime.course import Course, Outcome, PassOver, Rest, Try
-from kconsume.runtime.lanes import Chunk, Ejected, Failure, InlineLanes, Lane, Progress
+from kconsume.runtime.course import Course
+from kconsume.runtime.lanes import Chunk, Ejected, Failure, InlineLanes, Lane, Progress, Work
 from kconsume.runtime.lanes import Outcome as Report
+from kconsume.runtime.mail import Mail
+from kconsume.runtime.off_loop import off_the_loop
+from kconsume.runtime.steps import Outcome, PassOver, Rest, Try
 from kconsume.runtime.tracker import Tracker
 from kconsume.runtime.work import InTransactions, InTransactionsAsync, LoopWork, Plainly, PlainlyAsync, ThreadWork
 from tests.unit.fakes import ORDERS, FakeMessage, ListStore, Writes
@@ -240,17 +243,18 @@ def many(given: str | list[str]) -> list[str]:
     return given if isinstance(given, list) else [given]
 
 
-def work_of(course: Course, store: ListStore, outlet: Outlet | None) -> Callable[..., Awaitable[None] | None]:
+def work_of(course: Course, store: ListStore, outlet: Outlet | None) -> Work:
     binding = course.binding
     batched, transactional = binding.batched, binding.transaction is not None
+    mail = None if outlet is None else Mail(outlet, None, outlet, 10**6)
     if binding.is_async:
         runner = binding.async_runner()
         if transactional:
-            return LoopWork(course, InTransactionsAsync(runner, batched, store, GROUP, outlet))
-        return LoopWork(course, PlainlyAsync(runner, batched, outlet))
+            return LoopWork(course, InTransactionsAsync(runner, batched, off_the_loop(store), GROUP, mail))
+        return LoopWork(course, PlainlyAsync(runner, batched, mail))
     if transactional:
-        return ThreadWork(course, InTransactions(binding.runner(), batched, store, GROUP, outlet))
-    return ThreadWork(course, Plainly(binding.runner(), batched, outlet))
+        return ThreadWork(course, InTransactions(binding.runner(), batched, store, GROUP, mail))
+    return ThreadWork(course, Plainly(binding.runner(), batched, mail))
 
 
 def judge(bench: Bench) -> None:

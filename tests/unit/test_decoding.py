@@ -34,6 +34,7 @@ from confluent_kafka.serialization import (
 from kconsume import DecodeError, Record
 from kconsume.decoding import Decoding, bare, decoding_of, explain_decode, is_union, text_of, without_none
 from kconsume.errors import InvalidHandler
+from tests.ids import short
 from tests.unit.fakes import FakeMessage
 
 _ROOT = str(Path(__file__).parent.parent.parent)
@@ -218,13 +219,13 @@ KINDS = [
 
 
 class TestPayload:
-    @pytest.mark.parametrize(("hint", "value", "expected"), PAYLOADS, ids=lambda given: str(given)[:40])
+    @pytest.mark.parametrize(("hint", "value", "expected"), PAYLOADS, ids=short)
     def test_the_annotation_says_what_the_value_becomes(self, hint: object, value: bytes, expected: object) -> None:
         given = decoded(hint, value)
         assert given == expected
         assert type(given) is type(expected)
 
-    @pytest.mark.parametrize("hint", [hint for hint, _, _ in PAYLOADS], ids=lambda given: str(given)[:40])
+    @pytest.mark.parametrize("hint", [hint for hint, _, _ in PAYLOADS], ids=short)
     def test_a_null_value_is_wanted_by_those_who_say_none(self, hint: object) -> None:
         assert decoding_of("handle", "order", hint).optional is ("None" in text_of(hint))
 
@@ -305,7 +306,7 @@ REFUSED = [
 
 
 class TestRefused:
-    @pytest.mark.parametrize(("hint", "sentence"), REFUSED, ids=lambda given: str(given)[:40])
+    @pytest.mark.parametrize(("hint", "sentence"), REFUSED, ids=short)
     def test_what_cannot_work_is_refused_with_the_fix(self, hint: object, sentence: str) -> None:
         with pytest.raises(InvalidHandler, match=sentence) as caught:
             decoding_of("handle", "order", hint)
@@ -466,7 +467,7 @@ NOT_DECODE = [
 
 
 class TestDecode:
-    @pytest.mark.parametrize(("decode", "value", "expected"), CALLABLES, ids=lambda given: str(given)[:40])
+    @pytest.mark.parametrize(("decode", "value", "expected"), CALLABLES, ids=short)
     @pytest.mark.parametrize("hint", [object, Untagged, list[int], int | None], ids=str)
     def test_any_callable_makes_of_the_value_what_it_likes(
         self, hint: object, decode: Callable[..., object], value: bytes, expected: object
@@ -474,7 +475,7 @@ class TestDecode:
         assert decoded(hint, value, decode) == expected
         assert decoding_of("handle", "order", hint, decode).optional is (hint == int | None)
 
-    @pytest.mark.parametrize(("decode", "sentence"), NOT_DECODE, ids=lambda given: str(given)[:40])
+    @pytest.mark.parametrize(("decode", "sentence"), NOT_DECODE, ids=short)
     def test_what_cannot_decode_is_refused_with_the_fix(self, decode: Any, sentence: str) -> None:
         with pytest.raises(InvalidHandler, match=sentence):
             decoding_of("handle", "order", Order, decode)

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from kconsume.batches import Batching
 from kconsume.environment import Environment, HandlerOptions, read
 from kconsume.errors import ConfigurationError
+from kconsume.failures.retry import Retry
+from kconsume.failures.retry_topics import RetryTopics
 from kconsume.rate import Rate
 from kconsume.settings import MASK
 
@@ -29,12 +31,13 @@ class TestTheAppsSettings:
                 "KCONSUME_BROKERS": "one:9092,two:9092",
                 "KCONSUME_GROUP": "inventory",
                 "KCONSUME_OFFSETS": "postgresql://localhost/shop",
+                "KCONSUME_INSTANCE": "pod-1",
                 "KCONSUME_SHUTDOWN": "12.5",
                 "KCONSUME_MEMORY": "64M",
             }
         )
         assert environment == Environment(
-            "one:9092,two:9092", "inventory", "postgresql://localhost/shop", 12.5, 64 * 1024 * 1024
+            "one:9092,two:9092", "inventory", "postgresql://localhost/shop", "pod-1", 12.5, 64 * 1024 * 1024
         )
 
     def test_an_empty_variable_counts_as_not_set(self) -> None:
@@ -110,6 +113,7 @@ class TestHandlers:
             "TOPICS": "orders, payments",
             "GROUP": "audit",
             "OFFSETS": "sqlite:///shop.db",
+            "PATTERN": "orders-.*",
             "CONCURRENCY": "4",
             "CHUNK": "100",
             "EXECUTOR": "inline",
@@ -118,14 +122,17 @@ class TestHandlers:
             "ORDER": "partition",
             "TO": "reserved",
             "RATE": "50",
+            "TIMEOUT": "2.5",
             "BATCH": "500",
             "PARTITIONS": "0, 1,12",
+            "REPEATS": "drop",
         }
         environment = read({f"KCONSUME_HANDLER_RESERVE_{name}": text for name, text in texts.items()})
         assert environment.handler("reserve") == {
             "topics": ("orders", "payments"),
             "group": "audit",
             "offsets": "sqlite:///shop.db",
+            "pattern": "orders-.*",
             "concurrency": 4,
             "chunk": 100,
             "executor": "inline",
@@ -134,11 +141,31 @@ class TestHandlers:
             "order": "partition",
             "to": "reserved",
             "rate": Rate(50),
+            "timeout": 2.5,
             "batch": Batching(500),
             "partitions": (0, 1, 12),
+            "repeats": "drop",
         }
-        assert set(environment.handler("reserve")) == set(typing.get_type_hints(HandlerOptions))
+        assert {*environment.handler("reserve"), "retry"} == set(typing.get_type_hints(HandlerOptions))
         assert environment.handler("other") == {}
+
+    @pytest.mark.parametrize(
+        ("text", "retries"),
+        [
+            ("5", [Retry(5)]),
+            ("5/0.5", [Retry(5, wait=0.5)]),
+            ("+60,600", [RetryTopics((60, 600))]),
+            ("2/0+1.5", [Retry(2, wait=0.0), RetryTopics((1.5,))]),
+        ],
+    )
+    def test_a_retry_is_attempts_in_place_and_delays_of_topics(self, text: str, retries: list[object]) -> None:
+        said = read({"KCONSUME_HANDLER_RESERVE_RETRY": text}).handler("reserve")["retry"]
+        assert [str(retry) for retry in (said if isinstance(said, tuple) else [said])] == [str(r) for r in retries]
+
+    @pytest.mark.parametrize("text", ["0", "five", "5/soon", "5/-1", "+", "+0", "5+", "5+1,", "/1"])
+    def test_what_is_no_retry_is_refused_with_how_it_is_written(self, text: str) -> None:
+        with pytest.raises(ConfigurationError, match=r"for example 5/0\.5\+60,600"):
+            read({"KCONSUME_HANDLER_RESERVE_RETRY": text}).handler("reserve")
 
     def test_a_rate_and_a_batch_may_say_the_time_too(self) -> None:
         variables = {"KCONSUME_HANDLER_RESERVE_RATE": "50/60", "KCONSUME_HANDLER_RESERVE_BATCH": "500/0.5"}

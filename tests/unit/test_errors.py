@@ -26,6 +26,7 @@ RAISED_BESIDES = {
     "runtime/tracker.py": {"ValueError"},  # a mistake of ours, not the person's
     "app.py": {"SystemExit"},
     "runtime/interrupt.py": {"Interrupted"},
+    "rebalance/state.py": {"ExceptionGroup"},  # what several loads raised, each as it is
     "runtime/ownership.py": {"Deposed"},
     "lazy.py": {"AttributeError"},  # what Python wants to hear
     "batches.py": {"ValueError"},  # a slice that Python's own sequences would take
@@ -42,7 +43,7 @@ def drawn() -> dict[str, str | None]:
     for line in (errors.__doc__ or "").splitlines():
         if not line.startswith(("KconsumeError", "├", "│", "└")):
             continue
-        branch = line.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ …()0123456789.,=\"'@;_-")
+        branch = line.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ …()0123456789.,=\"'@;:_-")
         name = line[len(branch) :].split()[0]
         depth = (line.index(name) + 3) // 4
         path[depth:] = [name]
@@ -52,7 +53,7 @@ def drawn() -> dict[str, str | None]:
 
 def written() -> dict[str, str | None]:
     classes = [c for c in vars(errors).values() if inspect.isclass(c) and issubclass(c, KconsumeError)]
-    return {c.__name__: None if c is KconsumeError else c.__base__.__name__ for c in classes if c.__base__}
+    return {c.__name__: None if c is KconsumeError else c.__bases__[0].__name__ for c in classes}
 
 
 def modules() -> Iterator[str]:

@@ -158,7 +158,7 @@ class TestOutcomes:
             return b"done"
 
         assert repr(feed(app, "orders", {"id": 7})) == (
-            "Fed('handled', sent=[Outgoing(value=b'done', key=None, headers=(), topic='shipped')])"
+            "Fed('handled', sent=[Outgoing(value=b'done', key=None, headers=(), topic='shipped', timestamp=None)])"
         )
         failed = feed(app, "orders", {"id": 8})
         monkeypatch.chdir("/")

@@ -184,3 +184,19 @@ def test_control_a_wait_from_the_last_record_would_be_found_out() -> None:
     gathering.add(run_of(range(1)), 0.0)
     gathering.add(run_of(range(1, 2)), 9.0)
     assert drained(gathering, 10.0) == []
+
+
+@pytest.mark.parametrize(
+    ("records", "waiting", "fetched"),
+    [(1000, 0, 1000), (1000, 300, 700), (500, 0, 1000), (500, 200, 800), (300, 0, 900), (7, 3, 998)],
+)
+def test_as_many_are_fetched_as_fill_batches(records: int, waiting: int, fetched: int) -> None:
+    gathering = Gathering(Batching(records, 1.0))
+    if waiting:
+        gathering.add(run_of(range(waiting)), 0.0)
+    assert gathering.appetite(1000) == fetched
+    assert (waiting + fetched) % records == 0
+
+
+def test_a_batch_that_is_larger_than_a_fetch_is_filled_by_several() -> None:
+    assert Gathering(Batching(5000, 1.0)).appetite(1000) == 1000

@@ -15,6 +15,7 @@ from kconsume import App, Batch, DecodeError, Record
 from kconsume.errors import InvalidHandler
 from kconsume.handler import Binding, Offer, bind
 from kconsume.runner import Halt
+from tests.ids import short
 from tests.unit.fakes import FakeMessage, Writes
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ PAYLOADS = [
 
 
 class TestPayload:
-    @pytest.mark.parametrize(("annotation", "value", "expected"), PAYLOADS, ids=lambda given: str(given)[:40])
+    @pytest.mark.parametrize(("annotation", "value", "expected"), PAYLOADS, ids=short)
     def test_the_annotation_says_what_the_handler_gets(
         self, annotation: object, value: bytes, expected: object
     ) -> None:
@@ -376,7 +377,7 @@ class TestRefused:
         with pytest.raises(
             InvalidHandler, match="it can get Record, Sender, Writes; or give the parameter a default, or declare"
         ):
-            bind(somebody_s_client, Offer([Writes], "list://"))
+            bind(somebody_s_client, Offer([Writes], store="list://"))
 
     def test_an_object_that_is_not_callable(self) -> None:
         with pytest.raises(InvalidHandler, match="3 is not a function: decorate a function"):

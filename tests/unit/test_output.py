@@ -129,6 +129,13 @@ class TestARecord:
     def test_headers_are_pairs_in_their_order(self, headers: OutgoingHeaders) -> None:
         assert encoded(Outgoing(b"", headers=headers), "orders", MOST).headers == (("a", b"1"), ("b", b"2"))
 
+    def test_a_timestamp_is_kept_and_one_that_is_no_moment_is_refused(self) -> None:
+        moment = datetime(2026, 1, 2, tzinfo=UTC)
+        assert encoded(Outgoing(b"", timestamp=moment), "orders", MOST).timestamp == moment
+        for wrong in (datetime(2026, 1, 2), 1_700_000_000_000):
+            with pytest.raises(SendFailed, match=r"give a datetime with a time zone, as in datetime\.now\(UTC\)"):
+                encoded(Outgoing(b"", timestamp=wrong), "orders", MOST)  # type: ignore[arg-type]
+
     def test_one_header_may_come_twice(self) -> None:
         sent = encoded(Outgoing(b"", headers=[("a", "1"), ("a", "2")]), "orders", MOST)
         assert sent.headers == (("a", b"1"), ("a", b"2"))

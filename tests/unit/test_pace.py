@@ -76,6 +76,48 @@ def test_a_clock_that_saw_no_time_pass_breaks_nothing() -> None:
     assert pace.size == 2
 
 
+class TestThatWaits:
+    """A handler in transactions of a server: each slice waits for its transaction, however few records it has."""
+
+    def test_the_rest_of_a_chunk_does_not_shorten_the_next_slice(self) -> None:
+        pace = Pace(1000, waits=True)
+        for _ in range(11):
+            run(pace, 0.000_02)
+        pace.took(1, 0.01)
+        assert pace.size > 900
+
+    def test_small_rests_that_are_slow_again_and_again_do(self) -> None:
+        pace = Pace(1000, waits=True)
+        for _ in range(11):
+            run(pace, 0.000_02)
+        for _ in range(40):
+            pace.took(1, 0.045)
+        assert pace.size < 10
+
+    def test_a_rest_that_takes_longer_than_a_slice_may_is_enough(self) -> None:
+        pace = Pace(1000, waits=True)
+        for _ in range(11):
+            run(pace, 0.000_02)
+        pace.took(1, 0.06)
+        assert pace.size == 1
+
+    def test_what_a_transaction_costs_once_does_not_keep_slices_small(self) -> None:
+        pace = Pace(1000, waits=True)
+        for _ in range(10):
+            pace.took(pace.size, 0.01 + pace.size * 0.000_02)
+        assert pace.size == 1000
+
+    @settings(max_examples=1000, deadline=None)
+    @given(st.lists(st.tuples(speeds, st.floats(min_value=0.01, max_value=1.0)), min_size=1, max_size=40))
+    def test_no_slice_is_longer_than_what_is_known_allows(self, history: list[tuple[float, float]]) -> None:
+        pace = Pace(1000, waits=True)
+        for each, share in history:
+            before, records = pace.size, max(1, int(pace.size * share))
+            pace.took(records, records * each)
+            assert not too_long(pace)
+            assert 1 <= pace.size <= min(1000, before * 2)
+
+
 def test_control_a_pace_that_only_doubles_overruns() -> None:
     class Doubling(Pace):
         def took(self, records: int, seconds: float) -> None:

@@ -29,7 +29,7 @@ def test_a_handler_that_ends_the_process_is_not_skipped_over(error: BaseExceptio
 
 @pytest.mark.parametrize("unknown", ["ignore", "STOP", "", None, True])
 def test_an_unknown_choice_is_refused_with_those_there_are(unknown: object) -> None:
-    with pytest.raises(ConfigurationError, match=r"on_error=.* is unknown: choose 'stop' or 'skip'"):
+    with pytest.raises(ConfigurationError, match=r"on_error=.* is unknown: choose 'stop', 'skip' or DeadLetter"):
         Policy(unknown)  # type: ignore[arg-type]
 
 

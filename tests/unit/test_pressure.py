@@ -80,8 +80,10 @@ def test_memory_is_bounded_by_the_window_and_one_fetch(
 
 def test_control_without_hysteresis_it_flaps() -> None:
     class Hasty(Window):
-        def advise(self, records: int, size: int, *, crowded_for: float | None, seconds_each: float | None) -> Advice:
-            return super().advise(records, size, crowded_for=None, seconds_each=seconds_each)
+        def advise(
+            self, records: int, size: int, *, crowded_for: float | None, seconds_each: float | None, waits: bool = False
+        ) -> Advice:
+            return super().advise(records, size, crowded_for=None, seconds_each=seconds_each, waits=waits)
 
     lane = Lane(Hasty(4 * MB, 1), 0.001)
     for number in range(40):
@@ -104,6 +106,13 @@ def test_a_fast_handler_has_few_records_in_flight_because_more_would_only_cost_i
     assert window.share(2000, 0, 0.000_030) == 1.0
     assert window.share(2000, 0, 0.001) < 0.1
     assert window.share(2000, 0, None) == 1.0, "enough to find out how fast it is"
+
+
+def test_one_that_waits_has_many_so_that_a_crowded_lane_leaves_the_others_something_to_do() -> None:
+    window = Window(1024 * MB, 1)
+    assert window.share(2000, 0, 0.000_030, waits=True) < 0.1
+    assert window.advise(2000, 0, crowded_for=None, seconds_each=0.000_030, waits=True) is Advice.FLOW
+    assert window.advise(2000, 0, crowded_for=None, seconds_each=0.000_030) is Advice.WAIT
 
 
 @given(st.integers(1, 1000), st.integers(1, 1024 * MB))

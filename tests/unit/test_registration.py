@@ -181,7 +181,12 @@ class TestExecutors:
     def test_what_does_not_wait_may_turn_out_to_be_swift(self) -> None:
         assert not register(one).plan().waits
         assert not register(many).plan().waits
-        assert register(later).plan().waits
+        assert not register(later).plan().waits
+
+    def test_what_awaits_its_transaction_waits(self) -> None:
+        async def stores(value: bytes, tx: sqlite3.Connection) -> None: ...
+
+        assert register(stores, "sqlite:///shop.db").plan().waits
 
 
 class TestWhatCannotWork:

@@ -101,8 +101,8 @@ class TestOurOwn:
         assert isinstance(sqlite, TransactionalStore)
 
     def test_only_a_transactional_store_has_a_type_to_ask_for(self) -> None:
-        assert transactions_of("kafka://") == transactions_of("memory://") == ()
-        assert transactions_of("sqlite:///shop.db") == SqliteStore.connection_types
+        assert transactions_of("kafka://") == transactions_of("memory://") == ((), None)
+        assert transactions_of("sqlite:///shop.db") == (SqliteStore.connection_types, None)
 
     def test_the_exported_function_is_this_one(self) -> None:
         assert open_store_exported is open_store
@@ -118,12 +118,13 @@ class TestUnknown:
         with pytest.raises(UnknownStore) as unknown:
             open_store("mongodb://db/shop")
         assert "mongodb://db/shop" in str(unknown.value)
-        assert "kafka://, sqlite:///file.db or memory://" in str(unknown.value)
+        offered = "kafka://, postgresql://host/database, sqlite:///file.db, redis://host:6379/0 or memory://"
+        assert offered in str(unknown.value)
         assert "install a package that offers 'mongodb'" in str(unknown.value)
 
     @pytest.mark.parametrize("address", ["", "shop.db", "sqlite:shop.db", "/data/shop.db"])
     def test_what_is_not_an_address_is_answered_with_examples(self, address: str) -> None:
-        with pytest.raises(UnknownStore, match=r"is not an address: write kafka://, sqlite:///file\.db or memory://"):
+        with pytest.raises(UnknownStore, match=r"is not an address: write kafka://, postgresql://host/database"):
             scheme_of(address)
 
     @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from kconsume.backends import MemoryStore
 from kconsume.errors import ConfigurationError, InvalidHandler, UnknownStore
 from kconsume.registration import Registration
 from kconsume.router import Router
+from kconsume.runtime.plans import ConsumerPlan
 
 ADDRESS = "127.0.0.1:1"
 
@@ -31,6 +32,10 @@ def writes(value: bytes, tx: sqlite3.Connection) -> None: ...
 def named(made: App, name: str) -> Registration:
     (found,) = [registration for registration in made.registrations if registration.name == name]
     return found
+
+
+def topics_of(plan: ConsumerPlan) -> list[str]:
+    return sorted(topic for handler in plan.handlers for topic in handler.topics)
 
 
 class Client:
@@ -181,7 +186,7 @@ class TestGroupsAndStores:
         audit.consume("orders", offsets="memory://")(one)
         made.include(billing)
         made.include(audit)
-        assert [(plan.group, plan.store.address, plan.topics) for plan in made.plans()] == [
+        assert [(plan.group, plan.store.address, topics_of(plan)) for plan in made.plans()] == [
             ("billing", "sqlite:///billing.db", ["orders"]),
             ("audit", "memory://", ["orders"]),
         ]
@@ -193,7 +198,7 @@ class TestGroupsAndStores:
         made.include(first)
         made.include(second)
         (plan,) = made.plans()
-        assert plan.topics == ["orders", "payments"]
+        assert topics_of(plan) == ["orders", "payments"]
 
     def test_a_conflict_names_both_handlers_across_routers(self) -> None:
         made, first, second = app(), Router(), Router()

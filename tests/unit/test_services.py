@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kconsume.errors import ServiceUnavailable
-from kconsume.testing.services import jars, java, kafka, kafka_docker, kafka_local, kafka_settings
+from kconsume.testing.services import jars, java, kafka, kafka_docker, kafka_local, kafka_settings, ports
 
 
 @contextmanager
@@ -49,7 +49,7 @@ class TestChoosingAWay:
         assert list(kafka._ways()) == ["docker", "process"]
 
     def test_a_given_address_where_nobody_listens_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        closed = f"127.0.0.1:{kafka_local.free_port()}"
+        closed = f"127.0.0.1:{ports.free_port()}"
         monkeypatch.setenv("KCONSUME_TEST_KAFKA", closed)
         monkeypatch.setattr(kafka, "_ANSWER_SECONDS", 0.2)
         with pytest.raises(ServiceUnavailable, match=closed), kafka.kafka_service():
@@ -228,4 +228,4 @@ class TestLocalKafka:
                 kafka_local.LocalKafka(folder=tmp_path, port=port).start()
 
     def test_a_free_port_is_below_those_of_outgoing_connections(self) -> None:
-        assert 20_000 <= kafka_local.free_port() < 32_000
+        assert 20_000 <= ports.free_port() < 32_000

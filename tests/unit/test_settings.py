@@ -80,25 +80,6 @@ class TestRefused:
     def test_the_four_that_the_design_names_are_among_them(self, name: str) -> None:
         assert name in FORBIDDEN
 
-    @pytest.mark.parametrize(
-        ("name", "value"),
-        [
-            ("group.protocol", "consumer"),
-            ("partition.assignment.strategy", "range"),
-            ("partition.assignment.strategy", "range,roundrobin"),
-        ],
-    )
-    def test_a_protocol_this_version_does_not_speak_is_refused_with_what_was_given(self, name: str, value: str) -> None:
-        with pytest.raises(ConfigurationError, match=f"leave {name} out .got '{value}'.") as refused:
-            check_overrides({name: value})
-        assert "all members must use the same protocol" in str(refused.value)
-
-    @pytest.mark.parametrize(
-        ("name", "value"), [("group.protocol", "classic"), ("partition.assignment.strategy", "cooperative-sticky")]
-    )
-    def test_the_protocol_it_speaks_may_be_said(self, name: str, value: str) -> None:
-        check_overrides({name: value})
-
 
 class TestConnectionSettings:
     @pytest.mark.parametrize(

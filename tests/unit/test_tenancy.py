@@ -2,18 +2,307 @@
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import TypeVar, cast, get_args
 
+import pytest
+
+from kconsume.backends import Position
+from kconsume.errors import Fenced, StoreUnavailable, Undecided
+from kconsume.rebalance.listeners import Event, Listener, read_listener
+from kconsume.records import Partition
+from kconsume.runtime import tenancy as implementation
+from kconsume.runtime.audience import Audience
+from kconsume.runtime.budget import Deadline, Pace
+from kconsume.runtime.chronicle import Chronicle
 from kconsume.runtime.claims import Claims
 from kconsume.runtime.errands import Errands
-from kconsume.runtime.tenancy import LaneMaker, Tenancy
+from kconsume.runtime.holding import State
+from kconsume.runtime.home import Home
+from kconsume.runtime.lanes import InlineLanes, Lane, Work
+from kconsume.runtime.source import Place, Source
+from kconsume.runtime.tenancy import Tenancy
+from tests.waiting import eventually
+
+A, B, C = (Partition("orders", number) for number in range(3))
+T = TypeVar("T")
 
 
-def test_a_member_that_was_put_out_has_not_caught_up() -> None:
+class Store:
+    """Answers claims by hand: errors first, then epochs that grow."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, list[Partition]]] = []
+        self.errors: list[Exception] = []
+        self.undecided: set[Partition] = set()
+        self.added: set[Partition] = set()
+        self._epoch = 0
+
+    def claim(self, partitions: list[Partition]) -> dict[Partition, Position]:
+        return self._answer("claim", partitions)
+
+    def reclaim(self, epochs: Mapping[Partition, int]) -> dict[Partition, Position]:
+        return self._answer("reclaim", list(epochs))
+
+    def restart(self, offsets: Mapping[Partition, int]) -> dict[Partition, Position]:
+        return self._answer("restart", list(offsets))
+
+    def _answer(self, question: str, partitions: list[Partition]) -> dict[Partition, Position]:
+        self.asked.append((question, partitions))
+        if self.errors:
+            raise self.errors.pop(0)
+        if waiting := self.undecided.intersection(partitions):
+            raise Undecided("half a record", waiting)
+        self._epoch += 1
+        return {p: Position(7, self._epoch) for p in partitions}
+
+
+class Queue:
+    """Errands that are run when the test says so; `assigned` waits for those that run at once."""
+
+    def __init__(self) -> None:
+        self.at_once = True
+        self._waiting: list[Callable[[], None]] = []
+
+    def send(self, errand: Callable[[], T]) -> Future[T]:
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(errand())
+            except Exception as error:  # noqa: BLE001  (as Errands does)
+                future.set_exception(error)
+
+        self._waiting.append(run)
+        if self.at_once:
+            self.run()
+        return future
+
+    def run(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for run in waiting:
+            run()
+
+
+class Consumer:
+    """What a tenancy does to the source."""
+
+    def __init__(self) -> None:
+        self.paused: set[Partition] = set()
+        self.placed: dict[Partition, Place] = {}
+
+    def pause(self, partitions: Iterable[Partition]) -> None:
+        self.paused.update(partitions)
+
+    def resume(self, partitions: Iterable[Partition]) -> None:
+        self.paused.difference_update(partitions)
+
+    def place(self, places: Mapping[Partition, Place]) -> None:
+        self.placed.update(places)
+        self.paused.difference_update(places)
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.store, self.queue, self.consumer = Store(), Queue(), Consumer()
+        self.told: list[tuple[str, list[Partition]]] = []
+        self.chronicle = Chronicle("cooperative")
+        self.tenancy = Tenancy(
+            cast(Claims, self.store),
+            cast(Errands, self.queue),
+            self.lane,
+            Audience([self.listener(event) for event in get_args(Event)], cast(Home, None), "kconsume-listeners-test"),
+            self.chronicle,
+            budget=1.0,
+            shutdown=1.0,
+            grouped=True,
+        )
+        self.tenancy.attach(cast(Source, self.consumer), lambda leaving, budget: 3)
+
+    def listener(self, event: Event) -> Listener:
+        def hear(partitions: Sequence[Partition]) -> None:
+            self.told.append((event, list(partitions)))
+
+        return read_listener(hear, event)
+
+    def lane(self, partition: Partition, position: Position, /) -> Lane:
+        return Lane(
+            partition, InlineLanes(SimpleQueue()), cast(Work, None), epoch=position.epoch, start=position.next_offset,
+            scope="shop:A", pace=Pace(1),
+        )  # fmt: skip
+
+    @property
+    def open(self) -> set[Partition]:
+        return {p for p, h in self.tenancy.holdings.items() if h.state is State.OPEN}
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr(implementation, "_BACKOFF_MOST", 0.0)
+    monkeypatch.setattr(implementation, "CLAIM_PATIENCE", 0.5)
+    return Bench()
+
+
+def settle(bench: Bench, open_: set[Partition]) -> None:
+    """Step until these are open: listeners are called by a thread of their own."""
+
+    def stepped() -> bool:
+        bench.tenancy.step()
+        return bench.open == open_
+
+    eventually(stepped, what=f"{open_} open")
+
+
+def test_a_member_that_was_put_out_has_not_caught_up(bench: Bench) -> None:
     """`catch_up` ends when everything that it has is read; after an eviction it has nothing, and has read nothing."""
-    tenancy = Tenancy(cast(Claims, None), cast(Errands, None), cast(LaneMaker, None), shutdown=1.0, grouped=True)
+    tenancy = bench.tenancy
     before = tenancy.settled
     tenancy.assigned([])
     with_nothing_to_read = tenancy.settled
     tenancy.lost([])
     assert (before, with_nothing_to_read, tenancy.settled) == (False, True, False)
+
+
+def test_a_claim_that_is_tried_again_leaves_out_what_was_revoked_meanwhile(bench: Bench) -> None:
+    """Or it would fence the new owner."""
+    bench.store.errors = [StoreUnavailable("away"), StoreUnavailable("away")]
+    assert bench.tenancy.assigned([A, B]) == {}
+    bench.tenancy.revoked([B])
+    settle(bench, {A})
+    assert bench.store.asked[0] == ("claim", [A, B])
+    assert bench.store.asked[-1] == ("claim", [A])
+    assert set(bench.consumer.placed) == {A}
+
+
+def test_the_answer_to_a_claim_is_not_for_a_partition_that_went_and_came_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.queue.at_once = False
+    monkeypatch.setattr(implementation, "CLAIM_PATIENCE", 0.0)
+    bench.tenancy.assigned([A])
+    bench.tenancy.revoked([A])
+    bench.tenancy.assigned([A])
+    bench.queue.run()
+    settle(bench, {A})
+    assert bench.tenancy.holdings[A].epoch == 2, "the second claim's"
+
+
+def test_a_seek_beside_a_claim_on_its_way_is_the_one_that_counts(bench: Bench) -> None:
+    """Two claims of one holding would fence the lane of the first, which is our own."""
+    bench.tenancy.assigned([A])
+    bench.queue.at_once = False
+    bench.tenancy.eject(bench.tenancy.holdings[A], StoreUnavailable("lost in COMMIT"))
+    bench.tenancy.step()  # asked, and not answered yet
+    bench.tenancy.restart({A: 3})
+    bench.tenancy.step()
+    bench.queue.run()
+    settle(bench, {A})
+    assert [question for question, _ in bench.store.asked] == ["claim", "reclaim", "restart"]
+    assert bench.tenancy.holdings[A].epoch == 3
+    bench.tenancy.step()
+    assert len(bench.store.asked) == 3
+
+
+def test_a_partition_that_waits_for_a_decision_does_not_keep_the_others_waiting(bench: Bench) -> None:
+    bench.store.undecided = {B}
+    bench.tenancy.assigned([A, B, C])
+    settle(bench, {A, C})
+    assert not bench.tenancy.settled
+    bench.store.undecided = set()
+    settle(bench, {A, B, C})  # taken up when it is decided
+
+
+def test_a_record_that_fails_half_way_now_is_loud(bench: Bench) -> None:
+    bench.tenancy.assigned([A])
+    with pytest.raises(Undecided):
+        bench.tenancy.eject(bench.tenancy.holdings[A], Undecided("half a record", {A}))
+
+
+def test_a_fenced_partition_is_claimed_again_only_when_the_broker_has_confirmed_us(bench: Bench) -> None:
+    bench.tenancy.assigned([A])
+    bench.tenancy.eject(bench.tenancy.holdings[A], Fenced("a rival"))
+    for _ in range(3):
+        bench.tenancy.step()
+    assert len(bench.store.asked) == 1
+    bench.tenancy.confirm(bench.tenancy.holdings[A])
+    settle(bench, {A})
+
+
+class TestListeners:
+    def test_a_partition_is_told_of_when_it_is_claimed_and_when_it_goes(self, bench: Bench) -> None:
+        bench.tenancy.assigned([A, B])
+        settle(bench, {A, B})
+        bench.tenancy.revoked([A])
+        bench.tenancy.lost([B])
+        eventually(lambda: len(bench.told) == 3, what="all told")
+        assert bench.told == [("assigned", [A, B]), ("revoked", [A]), ("lost", [B])]
+
+    def test_one_that_was_never_claimed_is_not_told_of(self, bench: Bench) -> None:
+        bench.store.errors = [StoreUnavailable("away")]
+        bench.tenancy.assigned([A])
+        bench.tenancy.revoked([A])
+        bench.tenancy.assigned([B])
+        settle(bench, {B})
+        assert bench.told == [("assigned", [B])]
+
+    def test_a_store_that_was_away_is_no_news_and_a_rival_is(self, bench: Bench) -> None:
+        bench.tenancy.assigned([A])
+        settle(bench, {A})
+        bench.tenancy.eject(bench.tenancy.holdings[A], StoreUnavailable("lost in COMMIT"))
+        settle(bench, {A})
+        bench.tenancy.eject(bench.tenancy.holdings[A], Fenced("a rival"))
+        bench.tenancy.confirm(bench.tenancy.holdings[A])
+        settle(bench, {A})
+        assert bench.told == [("assigned", [A]), ("lost", [A]), ("assigned", [A])]
+
+
+class TestTheRecord:
+    def test_a_rebalance_is_one_record_from_the_first_callback_until_what_is_new_flows(self, bench: Bench) -> None:
+        bench.tenancy.assigned([A, B])
+        settle(bench, {A, B})
+        bench.tenancy.revoked([B])
+        bench.queue.at_once = False
+        bench.tenancy.assigned([C])
+        assert [r.reason for r in bench.chronicle.history.recent] == ["joined"], "C waits for its claim"
+        bench.queue.run()
+        settle(bench, {A, C})
+        first, second = bench.chronicle.history.recent
+        assert (first.reason, first.gained, first.success) == ("joined", (A, B), True)
+        assert (second.reason, second.gained, second.gone, second.kept) == ("members", (C,), (B,), (A,))
+        assert (second.drained, second.success) == (3, True)
+
+    def test_the_reason_is_what_can_be_told_from_here(self, bench: Bench) -> None:
+        bench.tenancy.assigned([A])
+        settle(bench, {A})
+        bench.tenancy.lost([A])
+        bench.tenancy.assigned([A])
+        settle(bench, {A})
+        bench.chronicle.expect("subscription")
+        bench.tenancy.assigned([])
+        bench.store.added = {B}
+        bench.tenancy.assigned([B])
+        settle(bench, {A, B})
+        bench.tenancy.leave(Deadline(1.0))
+        bench.tenancy.revoked([A, B])
+        recent = bench.chronicle.history.recent
+        assert [r.reason for r in recent] == ["joined", "lost", "subscription", "partitions", "left"]
+        assert [r.success for r in recent] == [True, False, True, True, True]
+
+
+@pytest.mark.parametrize("how", ["revoked", "lost"])
+def test_what_goes_wrong_while_partitions_go_keeps_none_of_them(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    bench.tenancy.assigned([A, B])
+    lanes = [holding.lane for holding in bench.tenancy.holdings.values()]
+
+    def broken(*_: object) -> None:
+        raise LookupError("a fault of ours")
+
+    monkeypatch.setattr(bench.chronicle, "gives_up", broken)
+    monkeypatch.setattr(bench.chronicle, "loses", broken)
+    with pytest.raises(LookupError):
+        getattr(bench.tenancy, how)([A])
+    assert set(bench.tenancy.holdings) == {B}
+    assert [bool(lane and lane.stop) for lane in lanes] == [True, False]

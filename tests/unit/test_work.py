@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from kconsume import DecodeError, Record
 from kconsume.backends import Position, SqliteStore, TransactionalStore
-from kconsume.errors import Fenced, StoreUnavailable
+from kconsume.errors import Fenced, StoreError, StoreUnavailable
 from kconsume.failures.policy import OnError, Policy
 from kconsume.handler import Binding, bind
 from kconsume.records import Partition
@@ -268,6 +268,17 @@ class TestStop:
         assert bench.outcomes == []
         assert (bench.store.effects, bench.stored()) == ([], 0)
 
+    def test_what_is_run_again_without_its_bad_record_is_done_as_a_whole_or_not_at_all(self) -> None:
+        """Else a record would be passed over, and what is written about it would not be there."""
+        bench = Bench(bad=[20], on_error="skip")
+        bench.during[25] = lambda: bench.lane.stop.append("revoked")
+        bench.work("transactional", range(40))
+        begins = bench.progress()[-1].upto
+        again = [offset for offset in range(begins, 26) if offset != 20]
+        assert bench.called == [*range(21), *again], "its slice is run again without it, up to the stop"
+        assert begins < 20
+        assert (bench.store.effects, bench.stored()) == ([*range(begins)], begins)
+
 
 class TestTheStoreRefuses:
     def test_fenced_before_it_begins(self) -> None:
@@ -307,6 +318,21 @@ class TestTheStoreRefuses:
     def test_also_while_a_record_is_skipped(self, error: Exception) -> None:
         bench = Bench(bad=[3], on_error="skip")
         bench.store.before_begin = at_the_second_call(error)
+        bench.work("transactional", GAPPED)
+        (outcome,) = bench.outcomes
+        assert isinstance(outcome, Ejected)
+        assert outcome.error is error
+        assert bench.stored() == 0
+
+    @pytest.mark.parametrize("error", [StoreError("statement timeout"), OSError("too many open files")])
+    @pytest.mark.parametrize("when", ["before_begin", "before_commit"])
+    def test_a_record_that_is_alone_is_not_skipped_for_what_the_store_could_not_do(
+        self, when: str, error: Exception
+    ) -> None:
+        if when == "before_commit" and isinstance(error, OSError):
+            error = StoreError("too many open files")  # at the exit, what a store raises it names as its own
+        bench = Bench(on_error="skip", chunk=1)
+        setattr(bench.store, when, raising(error))
         bench.work("transactional", GAPPED)
         (outcome,) = bench.outcomes
         assert isinstance(outcome, Ejected)

@@ -1,0 +1,203 @@
+"""Worker processes that are killed, frozen, woken and replaced."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from tests.chaos.phases import Board, Phase
+from tests.fix_kafka import produce
+from tests.waiting import eventually
+
+REPOSITORY = Path(__file__).parents[2]
+
+_WATCH_SECONDS = 3.0
+_LOOK_EVERY_SECONDS = 0.00005
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every worker of a fleet is told."""
+
+    brokers: str
+    topic: str
+    group: str
+    offsets: str
+    folder: Path
+    flags: tuple[str, ...] = ()
+
+
+class Work(Protocol):
+    """Makes a topic with that many records, and the job to handle them."""
+
+    def __call__(self, offsets: str, records: int, partitions: int, *flags: str) -> Job: ...
+
+
+UNREADABLE = b"\xff"
+"""A value that no handler can decode."""
+
+
+def fill(job: Job, records: int, partitions: int, value: Callable[[int], bytes] = lambda _: b"x") -> None:
+    """Add records to the job's topic, as many in each partition."""
+    for partition in range(partitions):
+        produce(job.brokers, job.topic, map(value, range(records // partitions)), partition=partition)
+
+
+class Worker:
+    """One process. What it says is in `log`."""
+
+    def __init__(self, job: Job, name: str) -> None:
+        self.name = name
+        self._log = job.folder / f"{name}.log"
+        board = job.folder / f"{name}.board"
+        self._board = Board(board)
+        told = {"brokers": job.brokers, "topic": job.topic, "group": job.group, "offsets": job.offsets}
+        told |= {"name": name, "board": str(board), "out": str(job.folder / "seen.txt")}
+        command = [sys.executable, "-m", "tests.chaos.worker", *(f"--{key}={value}" for key, value in told.items())]
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen([*command, *job.flags], stdout=log, stderr=log, cwd=REPOSITORY)
+
+    @property
+    def phase(self) -> Phase:
+        return self._board.deepest
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def kill(self) -> Phase:
+        """`kill -9`, and where it hit."""
+        self.process.kill()
+        self.process.wait(10)
+        return self.phase
+
+    def freeze(self) -> None:
+        """Every thread of it is stopped when this returns."""
+        self.process.send_signal(signal.SIGSTOP)
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        eventually(lambda: {_state_of(task) for task in tasks.iterdir()} == {"T"}, what="the process is stopped")
+
+    def wake(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def stop(self, within: float = 40.0) -> int:
+        """SIGTERM; answers with the exit code."""
+        self.process.terminate()
+        return self.process.wait(within)
+
+    def bury(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()  # also ends one that is frozen
+            self.process.wait(10)
+        self._board.close()
+
+
+class Fleet:
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._all: list[Worker] = []
+        self.members: list[Worker] = []
+
+    def grow(self) -> Worker:
+        worker = Worker(self._job, f"worker-{len(self._all) + 1}")
+        self._all.append(worker)
+        self.members.append(worker)
+        return worker
+
+    def seen_in(self, phase: Phase) -> Worker | None:
+        """The first member that is seen there, at the moment when it is; none if nobody is for a while."""
+        deadline = time.monotonic() + _WATCH_SECONDS
+        while time.monotonic() < deadline:
+            for worker in self.members:
+                if worker.phase is phase:
+                    return worker
+            time.sleep(_LOOK_EVERY_SECONDS)
+        return None
+
+    def kill(self, worker: Worker) -> Phase:
+        self.members.remove(worker)
+        return worker.kill()
+
+    def check_alive(self) -> None:
+        """A worker that ended by itself is a failure, and says why at the end of its log."""
+        for worker in self.members:
+            code = worker.process.poll()
+            assert code is None, f"{worker.name} ended by itself with {code}: {worker.log[-2000:]}"
+
+    def await_work(self, done: Callable[[], bool], *, within: float, what: str) -> None:
+        def looked() -> bool:
+            self.check_alive()
+            return done()
+
+        eventually(looked, within=within, what=what)
+
+    def end(self) -> None:
+        for worker in self._all:
+            worker.bury()
+
+
+@contextmanager
+def fleet(job: Job) -> Iterator[Fleet]:
+    workers = Fleet(job)
+    try:
+        yield workers
+    finally:
+        workers.end()
+
+
+class Hits(Counter[Phase]):
+    """Kills by where they hit."""
+
+    @property
+    def in_transaction(self) -> int:
+        return self.total() - self[Phase.IDLE]
+
+    def __str__(self) -> str:
+        return " ".join(f"{phase.name.lower()}={self[phase]}" for phase in Phase)
+
+
+def kill_while_working(
+    workers: Fleet,
+    kills: int,
+    progress: Callable[[], int],
+    expected: int,
+    chance: random.Random,
+    phases: Sequence[Phase],
+    *,
+    within: float,
+) -> Hits:
+    """Kill and replace members, spread over the work: each when a certain number of records has been handled.
+
+    Every third at that moment, wherever it is; the others when one is next seen in a phase that chance has chosen.
+    """
+    hits = Hits()
+    for number in range(kills):
+        due = int(expected * (number + chance.random()) / (kills + 1))
+        workers.await_work(partial(_reached, progress, due), within=within, what=f"{due} records before kill {number}")
+        chance.shuffle(workers.members)
+        victim = None if number % 3 == 2 else workers.seen_in(chance.choice(phases))
+        hits[workers.kill(victim or workers.members[0])] += 1
+        workers.grow()
+    print(f"kills {hits}")  # noqa: T201  (shown when the test fails, and by -s)
+    return hits
+
+
+def _reached(progress: Callable[[], int], due: int) -> bool:
+    return progress() >= due
+
+
+def _state_of(task: Path) -> str:
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "T"  # a thread that has ended meanwhile

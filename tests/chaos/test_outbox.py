@@ -1,0 +1,214 @@
+"""What consumers send by the outbox, while they are killed, frozen, and cut off from their broker.
+
+Every record is sent on. What is in the target is then, by its origin, all of them and nothing else, each key in the
+order in which it first appears. Some may be there twice, where somebody was killed or frozen between a confirmation and
+its deletion; an app that reads the target with `repeats="drop"` has each exactly once.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any, cast
+
+import psycopg
+import pytest
+from confluent_kafka import Message
+from confluent_kafka.admin import AdminClient
+
+from kconsume import App, Outgoing, Record
+from kconsume.records import Headers
+from kconsume.testing.services.kafka_local import LocalKafka
+from tests.chaos.effects import EffectsOf, PostgresEffects, SqliteEffects
+from tests.chaos.fleet import Fleet, Job, Work, fill, fleet, kill_while_working
+from tests.chaos.form import PATIENCE, TIMEOUT, form, printed_seed
+from tests.chaos.phases import Phase
+from tests.chaos.test_zombie import freeze_in_between
+from tests.contract.test_output import everything
+from tests.fix_arena import QUICK
+from tests.fix_kafka import MakeTopic, create_topic, produce, unique
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.timeout(TIMEOUT)
+
+PARTITIONS = form(short=4, long=12)
+RECORDS = form(short=4_000, long=120_000)
+KILLS = form(short=2, long=30)
+PHASES = (Phase.HANDLER, Phase.COMMIT, Phase.RELAY)
+"""Of the kills but the first, which is in the relay."""
+STORES = ["sqlite", "postgres"]
+
+Effects = SqliteEffects | PostgresEffects
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_killed_consumers_send_all_of_it_in_order_and_who_drops_repeats_has_each_once(
+    effects_of: EffectsOf, work: Work, topic: MakeTopic, store: str
+) -> None:
+    effects, target = cast(Effects, effects_of(store)), topic(2)
+    job = work(effects.offsets, RECORDS, PARTITIONS, f"--to={target}")
+    with fleet(job) as workers:
+        kill_and_finish(job, effects, workers)
+    sent = everything(job.brokers, target)
+    print(f"sent={len(sent)} repeated={len(sent) - RECORDS}")  # noqa: T201  (shown when the test fails, and by -s)
+    check_all_are_there(sent, RECORDS)
+    check_each_is_taken_once(job.brokers, target, effects, RECORDS)
+
+
+def test_with_rows_deleted_before_they_are_confirmed_a_kill_loses_some(
+    effects_of: EffectsOf, work: Work, topic: MakeTopic
+) -> None:
+    """The control: the same kills, and the same look at what is there."""
+    effects, target = cast(Effects, effects_of("sqlite")), topic(2)
+    job = work(effects.offsets, RECORDS, PARTITIONS, f"--to={target}", "--delete-first")
+    with fleet(job) as workers:
+        kill_and_finish(job, effects, workers, kills=1)
+    with pytest.raises(AssertionError, match="nothing is missing"):
+        check_all_are_there(everything(job.brokers, target), RECORDS)
+
+
+@pytest.mark.parametrize("store", form(short=["postgres"], long=STORES))
+def test_a_frozen_consumer_that_wakes_after_its_partitions_moved_puts_nothing_out_of_order(
+    effects_of: EffectsOf, work: Work, topic: MakeTopic, store: str
+) -> None:
+    effects, target = cast(Effects, effects_of(store)), topic(2)
+    job = work(effects.offsets, RECORDS, PARTITIONS, f"--to={target}")
+    with fleet(job) as workers:
+        zombie = workers.grow()
+        workers.await_work(lambda: effects.rows > RECORDS // 8, within=PATIENCE, what="the first owner works")
+        if store == "postgres":
+            workers.seen_in(Phase.RELAY)
+        freeze_in_between(zombie, effects)
+        successor = workers.grow()
+        try:
+            workers.await_work(lambda: effects.distinct == RECORDS, within=PATIENCE, what="the second owner finishes")
+        except AssertionError:
+            print(zombie.log, successor.log)  # noqa: T201  (shown when the test fails)
+            raise
+        zombie.wake()
+        fill(job, 400, PARTITIONS)
+        workers.await_work(
+            lambda: effects.distinct == RECORDS + 400 and waiting(effects) == 0,
+            within=PATIENCE,
+            what="both go on, and all is sent",
+        )
+        eventually(lambda: "lost partitions" in zombie.log, what="the zombie has learnt that it is one")
+    sent = everything(job.brokers, target)
+    print(f"sent={len(sent)} repeated={len(sent) - RECORDS - 400}")  # noqa: T201
+    check_all_are_there(sent, RECORDS + 400)
+    check_each_is_taken_once(job.brokers, target, effects, RECORDS + 400)
+
+
+@pytest.mark.parametrize("fault", form(short=["kill"], long=["kill", "stop", "freeze"]))
+def test_a_broker_that_goes_while_the_outbox_fills_leaves_no_gap(effects_of: EffectsOf, fault: str) -> None:
+    """Its producer never gives up, so what it sent before the outage is not sent again after it."""
+    effects, group, source, target = effects_of("sqlite"), unique("group"), unique("source"), unique("target")
+    assert isinstance(effects, SqliteEffects)
+    with LocalKafka() as kafka:
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+        for name in (source, target):
+            create_topic(admin, name, 1)
+        produce(kafka.bootstrap, source, (str(n) for n in range(6_000)), partition=0)
+        app, gate, most = App(kafka.bootstrap, group=group, offsets=effects.offsets, kafka=QUICK), threading.Event(), []
+
+        @app.consume(source, to=target, chunk=20)
+        def handle(value: str, record: Record, tx: sqlite3.Connection) -> Outgoing:
+            if record.offset == 1_000:
+                gate.wait(60)
+            tx.execute("insert into seen values (0, ?, 'me')", (record.offset,))
+            return Outgoing(value, key="k")
+
+        with app.running():
+            eventually(lambda: effects.rows >= 900, what="it works")
+            {"kill": kafka.kill, "stop": kafka.stop, "freeze": kafka.freeze}[fault]()
+            gate.set()
+            eventually(lambda: waiting(effects) > 200, what="the outbox fills")
+            most.append(waiting(effects))
+            kafka.thaw() if fault == "freeze" else kafka.restart()
+            eventually(lambda: effects.rows == 6_000, within=PATIENCE, what="all is handled")
+            eventually(lambda: waiting(effects) == 0, within=PATIENCE, what="all is sent")
+        sent = [(message.value() or b"").decode() for message in everything(kafka.bootstrap, target)]
+    print(f"waiting={most} repeated={len(sent) - 6_000}")  # noqa: T201
+    assert list(dict.fromkeys(sent)) == [str(n) for n in range(6_000)], "no gap, and in order"
+    assert len(sent) == 6_000, "each once"
+
+
+def kill_and_finish(job: Job, effects: Effects, workers: Fleet, *, kills: int = KILLS) -> None:
+    for _ in range(2):
+        workers.grow()
+    chance, tries = printed_seed(), 0
+    while not kill_while_working(
+        workers, 1, lambda: effects.rows, RECORDS // 4, chance, (Phase.RELAY,), within=PATIENCE
+    )[Phase.RELAY]:
+        tries += 1
+        assert tries < 5, "nobody was hit in the relay"
+    kill_while_working(workers, kills - 1, lambda: effects.rows, RECORDS, chance, PHASES, within=PATIENCE)
+    workers.await_work(
+        lambda: effects.rows == RECORDS and waiting(effects) == 0, within=PATIENCE, what="all is handled, and sent"
+    )
+    for worker in workers.members:
+        worker.process.terminate()
+    for worker in workers.members:
+        assert worker.process.wait(40) == 0, worker.log[-2000:]
+
+
+def waiting(effects: Effects) -> int:
+    """Rows in the outbox."""
+    query = "select count(*) from kconsume_outbox"
+    if isinstance(effects, PostgresEffects):
+        return effects.ask(query)
+    return effects._ask(query)
+
+
+def check_all_are_there(sent: list[Message], records: int) -> None:
+    each = records // PARTITIONS
+    expected = {f"{partition}:{position}" for partition in range(PARTITIONS) for position in range(each)}
+    by_origin: dict[str, str] = {}
+    for message in sent:
+        value = (message.value() or b"").decode()
+        assert by_origin.setdefault(origin_of(message), value) == value, "an origin is that of one record"
+    missing = expected - set(by_origin.values())
+    assert not missing, f"nothing is missing: {sorted(missing)[:10]} and {len(missing)} in all"
+    assert len(by_origin) == records, "and nothing is there under two origins"
+    for partition in range(PARTITIONS):
+        own = [(m.value() or b"").decode() for m in sent if m.key() == str(partition).encode()]
+        assert list(dict.fromkeys(own)) == [f"{partition}:{position}" for position in range(each)], "in order"
+
+
+def origin_of(message: Message) -> str:
+    (origin,) = [value for name, value in cast(Headers, message.headers()) if name == "kconsume-origin"]
+    return origin.decode()
+
+
+def check_each_is_taken_once(brokers: str, target: str, effects: Effects, records: int) -> None:
+    """By an app that reads what was sent, and drops repeats, into a table of its own."""
+    look = looker(effects)
+    look("create table taken (value text)")
+    app = App(brokers, group=unique("taker"), offsets=effects.offsets, kafka=QUICK)
+
+    def take(value: str, tx: sqlite3.Connection) -> None:
+        tx.execute("insert into taken values (?)", (value,))
+
+    def take_in_postgres(value: str, tx: psycopg.Connection) -> None:
+        tx.execute("insert into taken values (%s)", (value,))
+
+    app.consume(target, repeats="drop")(take if isinstance(effects, SqliteEffects) else take_in_postgres)
+    app.catch_up(idle=0.5)
+    assert look("select count(*), count(distinct value) from taken") == [(records, records)], "each exactly once"
+
+
+def looker(effects: Effects) -> Callable[[str], list[tuple[Any, ...]]]:
+    def in_sqlite(query: str) -> list[tuple[Any, ...]]:
+        assert isinstance(effects, SqliteEffects)
+        with closing(sqlite3.connect(effects.path, timeout=30, isolation_level=None)) as connection:
+            return connection.execute(query).fetchall()
+
+    def in_postgres(query: str) -> list[tuple[Any, ...]]:
+        assert isinstance(effects, PostgresEffects)
+        with psycopg.connect(effects.looked_at, autocommit=True) as connection:
+            answer = connection.execute(query)
+            return answer.fetchall() if answer.description else []
+
+    return in_sqlite if isinstance(effects, SqliteEffects) else in_postgres

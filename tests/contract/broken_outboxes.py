@@ -1,0 +1,269 @@
+"""Outboxes that are broken on purpose, each in one way, and the tests of `OutboxSuite` that must notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, NamedTuple, TypeVar
+
+from msgspec.structs import replace
+
+from kconsume.backends.outbox_table import NOBODYS, Posted
+from kconsume.errors import Fenced, StoreUnavailable
+from kconsume.output import Outgoing
+from kconsume.records import Partition
+from kconsume.testing.conformance import OutboxSuite as B
+from kconsume.testing.conformance import Subject
+from tests.contract.broken_stores import Broken, Promise
+from tests.contract.queue_outbox import QueueOutbox, QueueOutboxTx, outbox_subject
+
+
+class OutboxControl(NamedTuple):
+    store: type[QueueOutbox]
+    promise: Promise
+
+    def __str__(self) -> str:
+        return f"{self.store.__name__}-{self.promise.__name__}"
+
+    def subject(self) -> Subject:
+        return outbox_subject(self.store())
+
+
+OUTBOX_CONTROLS: list[OutboxControl] = []
+_S = TypeVar("_S", bound=type[QueueOutbox])
+
+
+def fails(*promises: Promise) -> Callable[[_S], _S]:
+    """The tests that must not pass on this store."""
+
+    def listed(store: _S) -> _S:
+        OUTBOX_CONTROLS.extend(OutboxControl(store, promise) for promise in promises)
+        return store
+
+    return listed
+
+
+@fails(
+    B.test_rows_are_undone_with_their_transaction,
+    B.test_a_row_is_there_when_its_transaction_has_committed_and_not_before,
+)
+class PostsAtOnce(QueueOutbox):
+    """On a connection beside the transaction."""
+
+    @contextmanager
+    def transaction(self, group: str, partition: Partition, epoch: int) -> Iterator[QueueOutboxTx]:
+        with super().transaction(group, partition, epoch) as tx:
+            beside: Any = tx
+            beside.post = lambda outgoing: self.leave(group, partition, outgoing)
+            yield tx
+
+
+@fails(B.test_a_transaction_that_was_fenced_leaves_no_rows)
+class PostsBehindTheFence(QueueOutbox):
+    def begin(self, group: str, partition: Partition, epoch: int) -> None: ...
+
+    def end(self, group: str, partition: Partition, epoch: int, tx: Any) -> None:
+        try:
+            super().end(group, partition, epoch, tx)
+        except Fenced:
+            self.leave(group, partition, tx.posted)
+            raise
+
+
+class Changed(QueueOutbox):
+    """What is kept of a record is another one."""
+
+    def leave(self, group: str, partition: Partition, outgoing: Sequence[Outgoing]) -> None:
+        super().leave(group, partition, [self.kept(each) for each in outgoing])
+
+    def kept(self, outgoing: Outgoing) -> Outgoing:
+        raise NotImplementedError
+
+
+@fails(B.test_a_row_has_all_of_its_record)
+class NoTombstones(Changed):
+    def kept(self, outgoing: Outgoing) -> Outgoing:
+        return replace(outgoing, value=outgoing.value or b"")
+
+
+@fails(B.test_a_row_has_all_of_its_record)
+class HeadersByName(Changed):
+    def kept(self, outgoing: Outgoing) -> Outgoing:
+        return replace(outgoing, headers=tuple(dict(outgoing.headers).items()))
+
+
+@fails(B.test_a_row_has_all_of_its_record)
+class WholeSeconds(Changed):
+    def kept(self, outgoing: Outgoing) -> Outgoing:
+        moment: datetime | None = outgoing.timestamp
+        return replace(outgoing, timestamp=moment and moment.replace(microsecond=0))
+
+
+@fails(B.test_rows_are_read_in_the_order_in_which_they_were_written_and_no_more_than_asked_for)
+class LatestFirst(QueueOutbox):
+    def leave(self, group: str, partition: Partition, outgoing: Sequence[Outgoing]) -> None:
+        super().leave(group, partition, outgoing)
+        self.rows.setdefault((group, partition), []).sort(key=lambda row: -row.number)
+
+
+@fails(B.test_rows_are_read_in_the_order_in_which_they_were_written_and_no_more_than_asked_for)
+class AllAtOnce(QueueOutbox):
+    def posted(self, group: str, epochs: Mapping[Partition, int], most: int) -> dict[Partition, list[Posted]]:
+        return super().posted(group, epochs, 1_000_000)
+
+
+@fails(B.test_rows_are_those_of_their_partition_and_group)
+class OneGroup(QueueOutbox):
+    def leave(self, group: str, partition: Partition, outgoing: Sequence[Outgoing]) -> None:
+        super().leave(group and "any", partition, outgoing)
+
+    def posted(self, group: str, epochs: Mapping[Partition, int], most: int) -> dict[Partition, list[Posted]]:
+        return {p: rows for p in epochs if (rows := self.rows.get(("any", p), [])[:most])}
+
+
+@fails(B.test_nothing_asked_for_is_nothing_read_and_nothing_deleted)
+class AllForNone(QueueOutbox):
+    """An empty list is taken for no condition."""
+
+    def delivered(self, group: str, numbers: Mapping[Partition, Sequence[int]]) -> None:
+        if any(numbers.values()):
+            super().delivered(group, numbers)
+        else:
+            self.rows.clear()
+
+
+@fails(
+    B.test_under_a_stale_epoch_nothing_is_read_and_the_next_owner_reads_it,
+    B.test_after_a_reclaim_the_rows_are_read_under_the_new_epoch,
+)
+class AnyEpoch(QueueOutbox):
+    def is_ours(self, group: str, partition: Partition, epoch: int) -> bool:
+        return True
+
+
+@fails(B.test_under_a_stale_epoch_nothing_is_read_and_the_next_owner_reads_it)
+class AllOrNone(QueueOutbox):
+    """One partition that is not ours, and nothing is read of the others either."""
+
+    def posted(self, group: str, epochs: Mapping[Partition, int], most: int) -> dict[Partition, list[Posted]]:
+        found = super().posted(group, epochs, most)
+        return found if len(found) == len(epochs) else {}
+
+
+@fails(B.test_what_was_delivered_is_gone_and_nothing_else)
+class DeletesUpTo(QueueOutbox):
+    def delivered(self, group: str, numbers: Mapping[Partition, Sequence[int]]) -> None:
+        for partition, gone in numbers.items():
+            rows = self.rows.get((group, partition), [])
+            self.rows[group, partition] = [row for row in rows if row.number > max(gone, default=0)]
+
+
+@fails(B.test_what_was_delivered_is_gone_and_nothing_else)
+class DeletesOnce(QueueOutbox):
+    def delivered(self, group: str, numbers: Mapping[Partition, Sequence[int]]) -> None:
+        there = {row.number for rows in self.rows.values() for row in rows}
+        if not {number for gone in numbers.values() for number in gone} <= there:
+            raise Broken("no such row")
+        super().delivered(group, numbers)
+
+
+@fails(B.test_what_was_delivered_of_several_partitions_is_gone_at_once)
+class DeletesOfTheFirst(QueueOutbox):
+    def delivered(self, group: str, numbers: Mapping[Partition, Sequence[int]]) -> None:
+        super().delivered(group, dict(list(numbers.items())[:1]))
+
+
+@fails(B.test_what_a_zombie_has_delivered_is_gone_as_well)
+class OwnersDelete(QueueOutbox):
+    """Whoever has read last."""
+
+    reader = 0
+
+    def posted(self, group: str, epochs: Mapping[Partition, int], most: int) -> dict[Partition, list[Posted]]:
+        self.reader = max(epochs.values(), default=0)
+        return super().posted(group, epochs, most)
+
+    def delivered(self, group: str, numbers: Mapping[Partition, Sequence[int]]) -> None:
+        if all(self._rows[group, partition].epoch == self.reader for partition in numbers):
+            super().delivered(group, numbers)
+
+
+@fails(B.test_a_number_is_never_given_out_again)
+class NumbersAgain(QueueOutbox):
+    """The highest that is there, and one: as SQLite does without `autoincrement`."""
+
+    def number(self) -> int:
+        return 1 + max((row.number for rows in self.rows.values() for row in rows), default=0)
+
+
+@fails(B.test_a_row_of_a_person_s_own_transaction_is_there_if_it_commits)
+class OwnAtOnce(QueueOutbox):
+    @contextmanager
+    def own(self) -> Iterator[Callable[[str, Any], object]]:
+        yield lambda statement, outgoing: self.leave("", NOBODYS, [outgoing])
+
+
+@fails(B.test_what_is_nobody_s_has_one_sender_at_a_time)
+class Everybody(QueueOutbox):
+    def strays(self, owner: str, most: int) -> list[Posted]:
+        return self.rows.get(("", NOBODYS), [])[:most]
+
+
+@fails(B.test_what_is_nobody_s_has_one_sender_at_a_time)
+class OncePerLease(QueueOutbox):
+    """Who has it does not get it again."""
+
+    def strays(self, owner: str, most: int) -> list[Posted]:
+        return [] if self.sender is not None else super().strays(owner, most)
+
+
+@fails(B.test_what_is_nobody_s_is_gone_when_it_was_delivered)
+class KeepsStrays(QueueOutbox):
+    def delivered(self, group: str, numbers: Mapping[Partition, Sequence[int]]) -> None:
+        super().delivered(group or "nobody", numbers)
+
+
+@fails(B.test_what_is_nobody_s_and_what_is_a_partition_s_are_apart)
+class StraysOfAll(QueueOutbox):
+    def strays(self, owner: str, most: int) -> list[Posted]:
+        super().strays(owner, most)
+        return [row for rows in self.rows.values() for row in rows][:most]
+
+
+@fails(B.test_an_origin_is_taken_in_once_by_each_group)
+class TakesAll(QueueOutbox):
+    def take(self, group: str, origins: set[str]) -> None: ...
+
+
+@fails(B.test_an_origin_is_taken_in_once_by_each_group)
+class TakesForAll(QueueOutbox):
+    def take(self, group: str, origins: set[str]) -> None:
+        for known in {*self.seen, group, f"{group}-other"}:
+            super().take(known, origins)
+
+
+@fails(B.test_an_origin_is_taken_in_once_by_each_group)
+class ForgetsAll(QueueOutbox):
+    def forget_origins(self) -> None:
+        self.seen.clear()
+
+
+@fails(B.test_what_was_taken_in_is_undone_with_its_transaction)
+class TakesAtOnce(QueueOutbox):
+    @contextmanager
+    def transaction(self, group: str, partition: Partition, epoch: int) -> Iterator[QueueOutboxTx]:
+        with super().transaction(group, partition, epoch) as tx:
+            try:
+                yield tx
+            finally:
+                self.take(group, tx.taken)
+
+
+@fails(B.test_an_outbox_that_is_away_says_so_and_has_its_rows_when_it_is_back)
+class SilentlyAway(QueueOutbox):
+    def delivered(self, group: str, numbers: Mapping[Partition, Sequence[int]]) -> None:
+        try:
+            super().delivered(group, numbers)
+        except StoreUnavailable:
+            return

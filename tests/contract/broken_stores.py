@@ -1,0 +1,578 @@
+"""Stores that are broken on purpose, each in one way, and the tests of the suites that must notice.
+
+A test that no broken store can fail guards nothing: `test_conformance.py` runs every pair that is listed here, and
+names the tests that have none. What is broken is the guard that a person could forget, not the whole.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar, NamedTuple, TypeVar
+
+from kconsume.backends import MemoryStore, Position
+from kconsume.backends.abc import Positions, Start
+from kconsume.errors import Fenced, StoreUnavailable
+from kconsume.records import Partition
+from kconsume.testing.conformance import FencedSuite as F
+from kconsume.testing.conformance import OffsetsSuite as L
+from kconsume.testing.conformance import Subject
+from kconsume.testing.conformance import TransactionalSuite as T
+from tests.contract.queue_store import QueueStore, subject_of
+
+Rows = dict[Partition, Position]
+Promise = Callable[..., None]
+Case = tuple[object, ...]
+"""The arguments of a test that has several sets of them."""
+
+
+class Broken(Exception):
+    """What a broken store raises where a sound one raises nothing."""
+
+
+class Control(NamedTuple):
+    store: type[MemoryStore]
+    promise: Promise
+    case: Case | None = None
+    """In which it must fail; None for any."""
+
+    def __str__(self) -> str:
+        return f"{self.store.__name__}-{self.promise.__name__}{'' if self.case is None else self.case}"
+
+    def subject(self) -> Subject:
+        if self.store is Lonely:
+            return Subject(open=Lonely)
+        if issubclass(self.store, QueueStore):
+            return subject_of(self.store())
+        store = self.store()
+        if isinstance(store, Counted):
+            return Subject(open=lambda: store, round_trips=lambda: store.asked)
+        return Subject(open=lambda: store)
+
+
+CONTROLS: list[Control] = []
+_S = TypeVar("_S", bound=type[MemoryStore])
+
+
+def fails(*promises: Promise) -> Callable[[_S], _S]:
+    """The tests that must not pass on this store."""
+
+    def listed(store: _S) -> _S:
+        CONTROLS.extend(Control(store, promise) for promise in promises)
+        return store
+
+    return listed
+
+
+def fails_in(case: object, *promises: Promise) -> Callable[[_S], _S]:
+    """The same, for one case of those tests. One argument stands for itself."""
+    only = case if isinstance(case, tuple) else (case,)
+
+    def listed(store: _S) -> _S:
+        CONTROLS.extend(Control(store, promise, only) for promise in promises)
+        return store
+
+    return listed
+
+
+# Offsets
+
+
+@fails(L.test_a_partition_without_a_row_is_left_out)
+class Inventive(MemoryStore):
+    def load(self, group: str, partitions: Iterable[Partition]) -> Rows:
+        wanted = list(partitions)
+        return {**dict.fromkeys(wanted, Position(0)), **super().load(group, wanted)}
+
+
+@fails(L.test_what_was_saved_is_loaded, L.test_the_same_offset_may_be_saved_again)
+class Forgetful(MemoryStore):
+    def save(self, group: str, positions: Positions) -> None: ...
+
+
+@fails(L.test_what_was_saved_is_loaded_by_another_object_on_the_same_place)
+class Lonely(MemoryStore):
+    """Keeps its rows in the object, where two objects are meant to be on one place."""
+
+
+@fails(L.test_the_first_use_of_the_place_may_be_by_several_at_once)
+class MakesItsTablesOnce(MemoryStore):
+    made = False
+
+    def load(self, group: str, partitions: Iterable[Partition]) -> Rows:
+        if not self.made:
+            time.sleep(0.05)  # all have looked, and found nothing
+            if self.made:
+                raise Broken("the table is there already")
+            self.made = True
+        return super().load(group, partitions)
+
+
+@fails(L.test_only_what_is_asked_for_is_loaded)
+class Generous(MemoryStore):
+    def load(self, group: str, partitions: Iterable[Partition]) -> Rows:
+        list(partitions)
+        return {p: row for (g, p), row in self._rows.items() if g == group}
+
+
+@fails(L.test_nothing_asked_for_is_nothing_loaded_and_nothing_saved, F.test_nothing_to_reclaim_is_nothing_reclaimed)
+class EmptyIsASyntaxError(MemoryStore):
+    def load(self, group: str, partitions: Iterable[Partition]) -> Rows:
+        if not (wanted := list(partitions)):
+            raise Broken("in ()")
+        return super().load(group, wanted)
+
+    def reclaim(self, group: str, epochs: Mapping[Partition, int], owner: str) -> Rows:
+        if not epochs:
+            raise Broken("in ()")
+        return super().reclaim(group, epochs, owner)
+
+
+@fails_in(2**31, L.test_an_offset_has_64_bits)
+class ThirtyTwoBits(MemoryStore):
+    def save(self, group: str, positions: Positions) -> None:
+        super().save(group, {p: replace(row, next_offset=row.next_offset & 0x7FFFFFFF) for p, row in positions.items()})
+
+
+@fails_in(2**62, L.test_an_offset_has_64_bits)
+class Digits18(MemoryStore):
+    """A column of text, as wide as somebody thought that it must be."""
+
+    def save(self, group: str, positions: Positions) -> None:
+        cut = {p: replace(row, next_offset=int(str(row.next_offset)[:18])) for p, row in positions.items()}
+        super().save(group, cut)
+
+
+@fails_in(2**53 + 1, L.test_an_offset_has_64_bits)
+class Float(MemoryStore):
+    def save(self, group: str, positions: Positions) -> None:
+        super().save(group, {p: replace(row, next_offset=int(float(row.next_offset))) for p, row in positions.items()})
+
+
+@fails(
+    L.test_an_offset_never_goes_backwards,
+    F.test_an_offset_that_would_go_backwards_is_refused,
+    F.test_a_stale_epoch_is_refused_and_changes_nothing,
+    F.test_an_epoch_that_was_never_given_out_is_refused,
+    F.test_a_save_is_all_or_none,
+    F.test_a_reset_is_a_new_epoch_so_that_whoever_runs_is_fenced,
+    F.test_a_claim_of_some_partitions_leaves_the_others_alone,
+    F.test_after_a_reclaim_the_old_epoch_saves_nothing_and_the_new_one_does,
+    F.test_of_16_claims_at_once_exactly_one_can_save_in_each_partition,
+    F.test_two_owners_that_fence_each_other_in_turn_end_with_one,
+    F.test_a_reclaim_and_a_claim_at_once_leave_one_owner,
+)
+class Careless(MemoryStore):
+    """The fence is off: a save is checked for nothing."""
+
+    def _check(self, group: str, partition: Partition, position: Position) -> None: ...
+
+
+@fails(L.test_the_same_offset_may_be_saved_again)
+class OnlyForward(MemoryStore):
+    def _check(self, group: str, partition: Partition, position: Position) -> None:
+        super()._check(group, partition, replace(position, next_offset=position.next_offset - 1))
+
+
+@fails(L.test_a_save_that_is_not_kept_is_an_error, F.test_a_stale_epoch_is_refused_and_changes_nothing)
+class Silent(MemoryStore):
+    def save(self, group: str, positions: Positions) -> None:
+        try:
+            super().save(group, positions)
+        except Fenced:
+            return
+
+
+@fails(L.test_a_reset_goes_anywhere)
+class NeverBack(MemoryStore):
+    def reset(self, group: str, offsets: Mapping[Partition, int]) -> None:
+        rows = self.load(group, offsets)
+        super().reset(group, {p: max(at, rows.get(p, Position(0)).next_offset) for p, at in offsets.items()})
+
+
+@fails(L.test_after_a_reset_it_goes_on_from_there)
+class HighWater(MemoryStore):
+    highest = 0
+
+    def save(self, group: str, positions: Positions) -> None:
+        for row in positions.values():
+            if row.next_offset < self.highest:
+                raise Fenced("it was further already")
+            self.highest = row.next_offset
+        super().save(group, positions)
+
+
+@fails(L.test_a_deleted_group_is_forgotten_and_no_other_is, L.test_the_groups_that_have_rows_are_listed_sorted)
+class Hoarder(MemoryStore):
+    def delete(self, group: str, partitions: Iterable[Partition] | None = None) -> None: ...
+
+
+@fails(L.test_a_deleted_group_is_forgotten_and_no_other_is)
+class Thorough(MemoryStore):
+    def delete(self, group: str, partitions: Iterable[Partition] | None = None) -> None:
+        self._rows.clear()
+
+
+@fails(L.test_to_delete_what_is_not_there_is_no_error)
+class Pedantic(MemoryStore):
+    def delete(self, group: str, partitions: Iterable[Partition] | None = None) -> None:
+        if group not in self.groups():
+            raise Broken("no such group")
+        super().delete(group, partitions)
+
+
+@fails(L.test_chosen_partitions_are_forgotten_or_the_store_says_that_it_cannot)
+class WholeGroup(MemoryStore):
+    def delete(self, group: str, partitions: Iterable[Partition] | None = None) -> None:
+        super().delete(group)
+
+
+@fails(L.test_the_groups_that_have_rows_are_listed_sorted)
+class Unsorted(MemoryStore):
+    def groups(self) -> list[str]:
+        return super().groups()[::-1]
+
+
+class Renamed(MemoryStore):
+    """Keeps rows under other names than those it is given."""
+
+    def name(self, group: str) -> str:
+        return group
+
+    def topic(self, partition: Partition) -> Partition:
+        return partition
+
+    def load(self, group: str, partitions: Iterable[Partition]) -> Rows:
+        name, wanted = self.name(group), list(partitions)
+        rows = super().load(name, [self.topic(p) for p in wanted])
+        return {p: rows[self.topic(p)] for p in wanted if self.topic(p) in rows}
+
+    def save(self, group: str, positions: Positions) -> None:
+        name = self.name(group)
+        super().save(name, {self.topic(p): row for p, row in positions.items()})
+
+    def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> Rows:
+        name = self.name(group)
+        back = {self.topic(p): p for p in partitions}
+
+        def renamed(missing: Sequence[Partition]) -> Positions:
+            starts = start([back[p] for p in missing])
+            return {p: starts[back[p]] for p in missing}
+
+        return {back[p]: row for p, row in super().claim(name, list(back), owner, renamed).items()}
+
+    def delete(self, group: str, partitions: Iterable[Partition] | None = None) -> None:
+        name = self.name(group)
+        super().delete(name, None if partitions is None else [self.topic(p) for p in partitions])
+
+
+@fails(
+    L.test_groups_do_not_see_each_other_s_offsets,
+    F.test_a_claim_in_one_group_leaves_the_other_group_s_owner_alone,
+)
+class OneForAll(Renamed):
+    def name(self, group: str) -> str:
+        return "the only group"
+
+
+@fails(
+    L.test_a_topic_s_id_is_kept_with_the_offset,
+    L.test_an_unknown_topic_id_never_overwrites_a_known_one,
+    L.test_a_known_topic_id_overwrites_an_unknown_one,
+    L.test_a_topic_that_was_made_again_is_an_error_and_not_a_jump,
+)
+class NoTopicIds(MemoryStore):
+    def save(self, group: str, positions: Positions) -> None:
+        super().save(group, {p: replace(row, topic_id=None) for p, row in positions.items()})
+
+    def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> Rows:
+        return super().claim(
+            group, partitions, owner, lambda ps: {p: replace(row, topic_id=None) for p, row in start(ps).items()}
+        )
+
+
+@fails(L.test_an_unknown_topic_id_never_overwrites_a_known_one)
+class LastTopicId(MemoryStore):
+    def save(self, group: str, positions: Positions) -> None:
+        super().save(group, positions)
+        for p, row in positions.items():
+            self._rows[group, p] = replace(self._rows[group, p], topic_id=row.topic_id)
+
+
+@fails(
+    L.test_the_leader_epoch_is_kept_with_the_offset,
+    F.test_missing_rows_are_pinned_at_what_start_answers_and_it_is_asked_for_no_other,
+)
+class NoLeaderEpochs(MemoryStore):
+    def save(self, group: str, positions: Positions) -> None:
+        super().save(group, {p: replace(row, leader_epoch=None) for p, row in positions.items()})
+
+    def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> Rows:
+        return super().claim(
+            group, partitions, owner, lambda ps: {p: replace(row, leader_epoch=None) for p, row in start(ps).items()}
+        )
+
+
+@fails(L.test_the_leader_epoch_of_another_offset_does_not_survive_a_reset)
+class KeepsTheLeaderEpoch(MemoryStore):
+    def reset(self, group: str, offsets: Mapping[Partition, int]) -> None:
+        before = self.load(group, offsets)
+        super().reset(group, offsets)
+        for p, row in before.items():
+            self._rows[group, p] = replace(self._rows[group, p], leader_epoch=row.leader_epoch)
+
+
+@fails(
+    L.test_it_can_be_used_again_after_it_was_closed,
+    T.test_transactions_go_on_after_the_store_was_closed,
+)
+class ClosedForGood(QueueStore):
+    closed = False
+
+    def load(self, group: str, partitions: Iterable[Partition]) -> Rows:
+        self._refuse()
+        return super().load(group, partitions)
+
+    def begin(self, group: str, partition: Partition, epoch: int) -> None:
+        self._refuse()
+        super().begin(group, partition, epoch)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _refuse(self) -> None:
+        if self.closed:
+            raise Broken("closed")
+
+
+@fails(L.test_it_may_be_closed_without_having_been_used_and_twice)
+class ClosesOnce(MemoryStore):
+    closed = False
+
+    def close(self) -> None:
+        if self.closed:
+            raise Broken("closed already")
+        self.closed = True
+
+
+@fails(L.test_it_says_what_it_promises)
+class Mute(MemoryStore):
+    guarantee: ClassVar[str] = ""
+
+
+@fails(L.test_a_place_that_is_away_is_said_so_and_found_again)
+class DriverErrors(QueueStore):
+    """Lets through what its driver raises."""
+
+    def groups(self) -> list[str]:
+        try:
+            return super().groups()
+        except StoreUnavailable as error:
+            raise ConnectionError from error
+
+
+@fails(L.test_a_place_that_is_away_is_said_so_and_found_again)
+class Cached(QueueStore):
+    """Answers from memory what only the place can know."""
+
+    def groups(self) -> list[str]:
+        return []
+
+
+# Fenced
+
+
+@fails(
+    F.test_every_claim_raises_the_epoch_also_one_by_the_same_owner,
+    F.test_a_claim_reads_the_position_and_names_the_owner,
+    F.test_of_16_claims_at_once_each_wins_an_epoch_and_the_start_is_pinned_once,
+    F.test_a_claim_of_several_partitions_is_one_step,
+    F.test_of_16_claims_at_once_exactly_one_can_save_in_each_partition,
+    F.test_a_stale_epoch_is_refused_and_changes_nothing,
+    F.test_a_reclaim_raises_the_epoch_and_reads_the_position,
+    F.test_after_a_reclaim_the_old_epoch_saves_nothing_and_the_new_one_does,
+)
+class NoEpochs(MemoryStore):
+    def _claim(self, group: str, partition: Partition, owner: str, pinned: Positions) -> Position:
+        row = self._rows.get((group, partition)) or replace(pinned[partition], epoch=1)
+        self._rows[group, partition] = row
+        return row
+
+
+@fails(
+    F.test_missing_rows_are_pinned_at_what_start_answers_and_it_is_asked_for_no_other,
+    F.test_start_is_not_called_when_no_row_is_missing,
+    F.test_nothing_to_claim_is_nothing_claimed,
+)
+class AsksForAll(MemoryStore):
+    def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> Rows:
+        start(partitions)
+        return super().claim(group, partitions, owner, start)
+
+
+@fails(F.test_a_claim_for_which_no_start_is_found_claims_nothing)
+class ClaimsFirst(MemoryStore):
+    def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> Rows:
+        there = [p for p in partitions if p in self.load(group, partitions)]
+        super().claim(group, there, owner, start)
+        return super().claim(group, partitions, owner, start)
+
+
+@fails(F.test_a_row_that_goes_while_start_is_asked_ends_in_no_error_but_ours)
+class Trusting(MemoryStore):
+    """Believes that what was there is there."""
+
+    def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> Rows:
+        known = self.load(group, partitions)
+        missing = [p for p in partitions if p not in known]
+        pinned = start(missing) if missing else {}
+        if any((group, p) not in self._rows for p in known):
+            raise Broken("the row has gone")
+        return super().claim(group, partitions, owner, lambda ps: {p: pinned[p] for p in ps})
+
+
+@fails(
+    F.test_a_claim_of_some_partitions_leaves_the_others_alone,
+    T.test_a_claim_of_one_partition_leaves_the_transaction_on_another_alone,
+)
+class FencesTheGroup(QueueStore):
+    def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> Rows:
+        with self._lock:
+            for key in [k for k in self._rows if k[0] == group and k[1] not in partitions]:
+                self._rows[key] = replace(self._rows[key], epoch=self._rows[key].epoch + 1)
+        return super().claim(group, partitions, owner, start)
+
+
+@fails(F.test_an_epoch_that_was_never_given_out_is_refused)
+class AtLeast(MemoryStore):
+    def _check(self, group: str, partition: Partition, position: Position) -> None:
+        row = self._rows.get((group, partition))
+        super()._check(group, partition, replace(position, epoch=min(position.epoch, row.epoch if row else 0)))
+
+
+@fails(F.test_nothing_is_saved_where_no_row_is, F.test_after_a_delete_the_owner_is_fenced)
+class Upsert(MemoryStore):
+    def save(self, group: str, positions: Positions) -> None:
+        for p, row in positions.items():
+            self._rows.setdefault((group, p), row)
+        super().save(group, positions)
+
+
+@fails(F.test_a_save_is_all_or_none)
+class OneByOne(MemoryStore):
+    def save(self, group: str, positions: Positions) -> None:
+        for partition, position in positions.items():
+            super().save(group, {partition: position})
+
+
+@fails(F.test_a_reclaim_of_what_another_has_claimed_is_refused_and_raises_nothing)
+class ReclaimsOneByOne(MemoryStore):
+    def reclaim(self, group: str, epochs: Mapping[Partition, int], owner: str) -> Rows:
+        return {p: super(ReclaimsOneByOne, self).reclaim(group, {p: epoch}, owner)[p] for p, epoch in epochs.items()}
+
+
+@fails(
+    F.test_a_reclaim_of_what_another_has_claimed_is_refused_and_raises_nothing,
+    F.test_a_reclaim_of_what_has_no_row_is_refused_and_makes_none,
+    F.test_a_reclaim_and_a_claim_at_once_leave_one_owner,
+    F.test_after_a_delete_the_owner_is_fenced,
+    F.test_a_reset_is_a_new_epoch_so_that_whoever_runs_is_fenced,
+)
+class ReclaimsAnyhow(MemoryStore):
+    def reclaim(self, group: str, epochs: Mapping[Partition, int], owner: str) -> Rows:
+        waited_until = time.monotonic() + 0.2  # so that the race of the test has the outcome that it is about
+        while time.monotonic() < waited_until and self.load(group, epochs).keys() == epochs.keys():
+            if all(self.load(group, [p])[p].epoch != epoch for p, epoch in epochs.items()):
+                break
+        return self.claim(group, list(epochs), owner, lambda ps: dict.fromkeys(ps, Position(0)))
+
+
+@fails(F.test_a_reset_is_a_new_epoch_so_that_whoever_runs_is_fenced)
+class ResetsUnderTheOwner(MemoryStore):
+    def reset(self, group: str, offsets: Mapping[Partition, int]) -> None:
+        before = self.load(group, offsets)
+        super().reset(group, offsets)
+        for p, row in before.items():
+            self._rows[group, p] = replace(self._rows[group, p], epoch=row.epoch)
+
+
+@fails(F.test_a_reset_of_what_is_not_there_is_a_row_that_a_claim_takes_up)
+class ResetsWhatIsThere(MemoryStore):
+    def reset(self, group: str, offsets: Mapping[Partition, int]) -> None:
+        rows = self.load(group, offsets)
+        super().reset(group, {p: at for p, at in offsets.items() if p in rows})
+
+
+@fails(F.test_a_zombie_from_before_a_delete_is_fenced_from_what_was_made_after_it)
+class ForgetsEpochs(MemoryStore):
+    def delete(self, group: str, partitions: Iterable[Partition] | None = None) -> None:
+        super().delete(group, partitions)
+        self._last_epoch = 0
+
+
+@fails(F.test_a_row_says_when_it_was_changed)
+class Timeless(MemoryStore):
+    def load(self, group: str, partitions: Iterable[Partition]) -> Rows:
+        return {p: replace(row, updated_at=None) for p, row in super().load(group, partitions).items()}
+
+
+@fails(F.test_of_16_claims_at_once_each_wins_an_epoch_and_the_start_is_pinned_once)
+class ReadsFirstWritesLater(MemoryStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.met = threading.Barrier(16, timeout=20)
+
+    def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> Rows:
+        rows = {**start(partitions), **self.load(group, partitions)}
+        self.met.wait()
+        for p, row in rows.items():
+            self._rows[group, p] = replace(row, epoch=row.epoch + 1, owner=owner)
+        return {p: self._rows[group, p] for p in partitions}
+
+
+@fails(F.test_a_claim_of_several_partitions_is_one_step)
+class ClaimsOneByOne(MemoryStore):
+    def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> Rows:
+        rows: Rows = {}
+        for p in partitions:
+            rows |= super().claim(group, [p], owner, start)
+            time.sleep(0.001)  # the round trip
+        return rows
+
+
+@fails(F.test_1000_partitions_are_claimed_in_one_go)
+class RoundTrips(MemoryStore):
+    """One for each partition, on a place that cannot count them."""
+
+    def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> Rows:
+        for _ in partitions:
+            time.sleep(0.002)  # each by itself: on a busy machine, all of them take longer
+        return super().claim(group, partitions, owner, start)
+
+
+class Counted(MemoryStore):
+    """Where a round trip takes no time, and is counted."""
+
+    asked = 0
+
+    def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> Rows:
+        self.asked += 2
+        return super().claim(group, partitions, owner, start)
+
+
+@fails(F.test_1000_partitions_are_claimed_in_one_go)
+class CountedRoundTrips(Counted):
+    def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> Rows:
+        self.asked += len(partitions)
+        return super().claim(group, partitions, owner, start)
+
+
+@fails(F.test_1000_partitions_are_claimed_in_one_go)
+class PinnedOneByOne(Counted):
+    """Only rows that are to be made take one each."""
+
+    def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> Rows:
+        self.asked += len(partitions) - len(self.load(group, partitions))
+        return super().claim(group, partitions, owner, start)

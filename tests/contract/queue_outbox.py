@@ -1,0 +1,113 @@
+"""The queue store with an outbox: rows in memory, applied at the end of their transaction like everything else.
+
+For the controls of `OutboxSuite`; see `queue_store.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from kconsume.backends.outbox_table import NOBODYS, Posted
+from kconsume.output import Outgoing
+from kconsume.records import Partition
+from kconsume.testing.conformance import Subject
+from tests.contract.queue_store import QueueStore, QueueTx, subject_of
+
+Place = tuple[str, Partition]
+
+
+class QueueOutboxTx(QueueTx):
+    def __init__(self, store: QueueOutbox, group: str) -> None:
+        super().__init__(store)
+        self.posted: list[Outgoing] = []
+        self.taken: set[str] = set()
+        self._outbox = store
+        self._group = group
+
+    def post(self, outgoing: Sequence[Outgoing]) -> None:
+        self.posted.extend(outgoing)
+
+    def take_in(self, origins: Sequence[str]) -> set[str]:
+        new = set(origins) - self._outbox.seen.get(self._group, set()) - self.taken
+        self.taken |= new
+        return new
+
+
+class QueueOutbox(QueueStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: dict[Place, list[Posted]] = {}
+        self.seen: dict[str, set[str]] = {}
+        self.sender: str | None = None
+        self.last = 0
+
+    @contextmanager
+    def transaction(self, group: str, partition: Partition, epoch: int) -> Iterator[QueueOutboxTx]:
+        with self._lock:
+            self.begin(group, partition, epoch)
+        tx = QueueOutboxTx(self, group)
+        try:
+            yield tx
+            with self._lock:
+                self.end(group, partition, epoch, tx)
+                self.leave(group, partition, tx.posted)
+                self.take(group, tx.taken)
+        finally:
+            tx.connection.over = True
+
+    def leave(self, group: str, partition: Partition, outgoing: Sequence[Outgoing]) -> None:
+        for each in outgoing:
+            self.rows.setdefault((group, partition), []).append(Posted(self.number(), each))
+
+    def number(self) -> int:
+        self.last += 1
+        return self.last
+
+    def take(self, group: str, origins: set[str]) -> None:
+        self.seen.setdefault(group, set()).update(origins)
+
+    def posted(self, group: str, epochs: Mapping[Partition, int], most: int) -> dict[Partition, list[Posted]]:
+        with self._lock:
+            ours = [p for p, epoch in epochs.items() if self.is_ours(group, p, epoch)]
+            return {p: rows for p in ours if (rows := self.rows.get((group, p), [])[:most])}
+
+    def is_ours(self, group: str, partition: Partition, epoch: int) -> bool:
+        return self._rows[group, partition].epoch == epoch
+
+    def delivered(self, group: str, numbers: Mapping[Partition, Sequence[int]]) -> None:
+        with self._lock:
+            for partition, gone in numbers.items():
+                kept = [row for row in self.rows.get((group, partition), []) if row.number not in gone]
+                self.rows[group, partition] = kept
+
+    def strays(self, owner: str, most: int) -> list[Posted]:
+        with self._lock:
+            rows = self.rows.get(("", NOBODYS), [])
+            if rows and self.sender is None:
+                self.sender = owner
+            return rows[:most] if self.sender == owner else []
+
+    def posting(self, outgoing: Outgoing) -> tuple[str, Any]:
+        return "leave", outgoing
+
+    def forget_origins(self) -> None:
+        with self._lock:
+            pass  # none of them is old
+
+    @contextmanager
+    def own(self) -> Iterator[Callable[[str, Any], object]]:
+        """A person's transaction."""
+        left: list[Outgoing] = []
+
+        def execute(statement: str, outgoing: Outgoing) -> None:
+            left.append(outgoing)
+
+        yield execute
+        self.leave("", NOBODYS, left)
+
+
+def outbox_subject(store: QueueOutbox) -> Subject:
+    return replace(subject_of(store), own=store.own)

@@ -1,0 +1,197 @@
+"""Listeners in a running app: when they are called, with what, and that none of them harms the assignment."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+
+import pytest
+
+from kconsume import App, Partition, Record
+from kconsume.rebalance import PartitionState, Rebalance, RebalanceListener
+from kconsume.runtime import tenancy
+from kconsume.settings import ClientValue
+from tests.contract.test_rebalance import assigned, half
+from tests.fix_arena import Arena
+from tests.waiting import eventually
+
+
+class Told:
+    """What an app's listeners heard and its handler saw, in the order in which it happened."""
+
+    def __init__(self, app: App, topic: str) -> None:
+        self.events: list[tuple[str, tuple[int, ...]]] = []
+        self.rebalances: list[Rebalance] = []
+        app.listen(self)
+        app.consume(topic, concurrency=4)(self.handle)
+
+    def on_assigned(self, partitions: Sequence[Partition], rebalance: Rebalance) -> None:
+        self._note("assigned", partitions)
+        self.rebalances.append(rebalance)
+
+    def on_revoked(self, partitions: Sequence[Partition]) -> None:
+        self._note("revoked", partitions)
+
+    def on_lost(self, partitions: Sequence[Partition]) -> None:
+        self._note("lost", partitions)
+
+    def handle(self, record: Record) -> None:
+        self.events.append(("record", (record.partition,)))
+
+    def _note(self, event: str, partitions: Sequence[Partition]) -> None:
+        self.events.append((event, tuple(p.number for p in partitions)))
+
+    def of(self, partition: int) -> list[str]:
+        """What happened to one partition, with repeats of records left out."""
+        events = [event for event, partitions in self.events if partition in partitions]
+        return [event for n, event in enumerate(events) if n == 0 or event != "record" or events[n - 1] != "record"]
+
+
+def test_records_flow_between_assigned_and_revoked_and_never_outside(
+    arena: Arena, group: str, protocol: Mapping[str, ClientValue], sqlite_url: str
+) -> None:
+    topic = arena.topic(4)
+    arena.fill(topic, 20)
+    one, two = (arena.app(group, sqlite_url, protocol) for _ in range(2))
+    first, second = Told(one, topic), Told(two, topic)
+    with one.running():
+        eventually(lambda: len(first.events) >= 81, what="all handled")
+        with two.running():
+            moved = eventually(lambda: half(two), what="handed over")
+            arena.fill(topic, 20)
+            eventually(
+                lambda: {p for e, (*p_,) in second.events if e == "record" for p in p_} == moved,
+                what="the second works",
+            )
+    for partition in range(4):
+        expected = ["assigned", "record", "revoked"]
+        theirs = second.of(partition)
+        assert first.of(partition)[:3] == expected
+        assert theirs == ([] if partition not in moved else expected), "each partition: ours, records, given up"
+    assert first.rebalances[0].reason == "joined"
+    assert first.rebalances[0].protocol == {"range": "eager"}.get(
+        str(protocol.get("partition.assignment.strategy")), str(protocol.get("group.protocol", "cooperative"))
+    )
+    assert {p.number for p in first.rebalances[0].gained} == set(range(4))
+
+
+def test_what_a_listener_loads_is_there_before_the_first_record_and_what_it_saves_is_the_last_word(
+    arena: Arena, group: str, sqlite_url: str
+) -> None:
+    topic, kept = arena.topic(4), dict[Partition, int]()
+    one, two = (arena.app(group, sqlite_url) for _ in range(2))
+
+    def counting(app: App) -> PartitionState[int]:
+        counts: PartitionState[int] = PartitionState(
+            load=lambda partition: kept.get(partition, 0), save=kept.__setitem__
+        )
+        app.listen(counts)
+
+        @app.consume(topic)
+        def count(record: Record) -> None:
+            counts[Partition(record.topic, record.partition)] += 1
+
+        return counts
+
+    here, there = counting(one), counting(two)
+    with one.running():
+        eventually(lambda: len(here.partitions) == 4, what="all loaded")
+        arena.fill(topic, 30)
+        eventually(lambda: sum(here[p] for p in here.partitions) == 120, what="all counted")
+        with two.running():
+            eventually(lambda: len(here.partitions) == len(there.partitions) == 2, what="two each")
+            arena.fill(topic, 30)
+            eventually(
+                lambda: sum(counts[p] for counts in (here, there) for p in counts.partitions) == 240,
+                what="the second has gone on where the first ended",
+            )
+    assert kept == {Partition(topic, n): 60 for n in range(4)}
+
+
+def test_an_async_listener_is_awaited_on_the_loop_of_the_handlers(arena: Arena, group: str) -> None:
+    topic = arena.topic(2)
+    arena.fill(topic, 5, partitions=2)
+    app, events = arena.app(group), list[str]()
+
+    @app.on_assigned
+    async def prepare(partitions: Sequence[Partition]) -> None:
+        await asyncio.sleep(0.05)
+        events.append(threading.current_thread().name)
+
+    @app.consume(topic)
+    async def handle(value: str) -> None:
+        events.append(threading.current_thread().name)
+
+    with app.running():
+        eventually(lambda: len(events) == 11, what="prepared, and all handled")
+    assert set(events) == {f"kconsume-loop-{group}"}
+
+
+@pytest.mark.parametrize("event", ["on_assigned", "on_revoked", "on_lost"])
+def test_a_listener_that_raises_is_reported_and_harms_nobody(
+    arena: Arena, group: str, event: str, sqlite_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = arena.topic(2)
+    arena.fill(topic, 20, partitions=2)
+    app, seen, heard = arena.app(group, sqlite_url), list[int](), list[str]()
+
+    def breaks(partitions: Sequence[Partition]) -> None:
+        raise LookupError("no such table")
+
+    getattr(app, event)(breaks)
+    app.on_assigned(lambda partitions: heard.append("assigned"))
+    app.on_revoked(lambda partitions: heard.append("revoked"))
+
+    @app.consume(topic)
+    def handle(record: Record) -> None:
+        seen.append(record.offset)
+
+    with caplog.at_level(logging.ERROR), app.running():
+        eventually(lambda: len(seen) == 40, what="all handled")
+    assert heard == ["assigned", "revoked"], "the others are called"
+    if event != "on_lost":
+        assert "breaks" in caplog.text
+        assert "no such table" in caplog.text
+
+
+def test_a_listener_that_hangs_holds_nobody_up_beyond_the_budget(
+    arena: Arena,
+    group: str,
+    protocol: Mapping[str, ClientValue],
+    sqlite_url: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tenancy, "LISTENERS_PATIENCE", 1.0)
+    topic, release, seen = arena.topic(4), threading.Event(), list[tuple[int, int]]()
+    one = App(arena.bootstrap, group=group, offsets=sqlite_url, kafka=arena.quick(protocol), shutdown=6.0)
+    two = arena.app(group, sqlite_url, protocol)
+
+    class Stuck(RebalanceListener):
+        def on_assigned(self, partitions: Sequence[Partition], rebalance: Rebalance) -> None:
+            release.wait(60)
+
+        def on_revoked(self, partitions: Sequence[Partition], rebalance: Rebalance) -> None:
+            release.wait(60)
+
+    def handle(record: Record) -> None:
+        seen.append((record.partition, record.offset))
+
+    one.listen(Stuck())
+    one.consume(topic)(handle)
+    two.consume(topic)(handle)
+    with caplog.at_level(logging.ERROR), ExitStack() as stack:
+        stack.callback(release.set)
+        stack.enter_context(one.running())
+        eventually(lambda: len(assigned(one)) == 4, what="assigned although the listener hangs", within=20)
+        arena.fill(topic, 10)
+        eventually(lambda: len(seen) == 40, what="records flow")
+        stack.enter_context(two.running())
+        eventually(lambda: half(two), what="handed over although the listener hangs", within=30)
+        arena.fill(topic, 10)
+        eventually(lambda: len(set(seen)) == 80, what="all handled")
+    assert len(seen) == 80, "and nothing twice"
+    assert "Stuck.on_revoked has not ended in its time" in caplog.text

@@ -1,0 +1,54 @@
+"""A driver that is to be killed: `python -m tests.spark.driver`, its orders as JSON on the command line.
+
+It runs the shop's handler as a stream until it is told to stop.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sys
+from pathlib import Path
+
+import msgspec
+
+from kconsume import App
+from kconsume.spark import stream
+from kconsume.spark.session import open_session
+from tests.fix_spark import spark_settings
+from tests.spark.shop import load, load_table
+
+
+@dataclasses.dataclass
+class Orders:
+    bootstrap: str
+    topic: str
+    url: str
+    group: str
+    form: str
+    folder: str
+    master: str
+    max_records: int
+
+
+def main(orders: Orders) -> None:
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    scratch = Path(orders.folder, "scratch")
+    scratch.mkdir(exist_ok=True)
+    settings = {
+        **spark_settings(scratch),
+        "spark.task.maxFailures": "50",
+        "spark.deploy.maxExecutorRetries": "-1",
+        "spark.shuffle.service.enabled": "false",
+    }
+    spark = open_session("driver", master=orders.master, settings=settings)
+    app = App(orders.bootstrap, group=orders.group, offsets=orders.url)
+    app.consume(orders.topic)(load if orders.form == "driver" else load_table)
+    stream(app, spark, checkpoint=f"{orders.folder}/checkpoint", max_records=orders.max_records).wait()
+    spark.stop()
+    print("drained", flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(msgspec.json.decode(sys.argv[1], type=Orders))

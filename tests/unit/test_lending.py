@@ -1,0 +1,102 @@
+"""The consumer lent to an event loop: by turns, never by two threads at once, and taken back from one that hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from kconsume.runtime.home import OwnLoop
+from kconsume.runtime.lending import Lending
+
+
+class Owner:
+    """Fetches so many times, and says on which thread."""
+
+    def __init__(self, home: OwnLoop) -> None:
+        self.home = home
+        self.left = 3
+        self.threads: list[str] = []
+        self.rests = True
+        self.error: Exception | None = None
+        self.hold: threading.Event | None = None
+        """Blocks the event loop behind a fetch, as a handler would."""
+        self.touching = 0
+
+    def fetch_now(self) -> bool:
+        self.touching += 1
+        assert self.touching == 1, "two threads have the consumer"
+        self.threads.append(threading.current_thread().name)
+        time.sleep(0)
+        self.touching -= 1
+        if self.error is not None:
+            raise self.error
+        self.left -= 1
+        if self.hold is not None:
+            asyncio.get_running_loop().call_soon(self.hold.wait, 20)
+            self.rests = False
+        return self.left >= 0
+
+    def at_rest(self) -> bool:
+        return self.rests
+
+
+@pytest.fixture
+def home() -> Iterator[OwnLoop]:
+    home = OwnLoop("kconsume-loop-test")
+    yield home
+    home.close(5)
+
+
+def test_a_burst_fetches_on_the_loop_until_nothing_comes(home: OwnLoop) -> None:
+    owner = Owner(home)
+    assert Lending(home, owner).burst()
+    assert owner.threads == ["kconsume-loop-test"] * 4
+
+
+def test_nothing_is_lent_while_a_lane_is_busy(home: OwnLoop) -> None:
+    owner = Owner(home)
+    owner.rests = False
+    assert not Lending(home, owner).burst()
+    assert owner.threads == []
+
+
+def test_a_burst_that_brought_nothing_says_so(home: OwnLoop) -> None:
+    owner = Owner(home)
+    owner.left = 0
+    assert not Lending(home, owner).burst()
+
+
+def test_an_error_in_a_burst_is_raised_where_the_consumer_lives(home: OwnLoop) -> None:
+    owner = Owner(home)
+    owner.error = ValueError("the offset is not in the log")
+    with pytest.raises(ValueError, match="not in the log"):
+        Lending(home, owner).burst()
+
+
+def test_a_loop_that_is_held_up_loses_the_consumer_and_is_left_alone_for_a_while(
+    home: OwnLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = Owner(home)
+    owner.hold = threading.Event()
+    lends = Lending(home, owner)
+    assert lends.burst(), "what it fetched before counts"
+    owner.rests = True
+    assert not lends.burst(), "not again so soon"
+    owner.hold.set()
+    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), home.loop).result(5)
+    assert len(owner.threads) == 1, "the burst that was taken back touched the consumer"
+    monkeypatch.setattr(lends, "_not_before", 0.0)
+    owner.hold = None
+    assert lends.burst(), "and then again"
+
+
+def test_a_loop_that_was_closed_takes_nothing(home: OwnLoop) -> None:
+    owner, lends = Owner(home), Lending(home, Owner(home))
+    _ = home.loop
+    home.close(5)
+    assert not lends.burst()
+    assert owner.threads == []
