@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import click
+import msgspec
 from rich.console import Console
 
 from benchmarks.broker import OrderTopics, order_topics
-from benchmarks.case import Case
+from benchmarks.case import Case, Database, Task
 from benchmarks.cases import CASES
 from benchmarks.results import Result, table, write
 from benchmarks.rounds import SideFailed, play
 from kconsume.errors import ServiceUnavailable
-from kconsume.testing.services import kafka_service
+from kconsume.testing.services import kafka_service, postgres_service, redis_service
 
+Addresses = Mapping[Database, str]
+
+_TABLE_WIDTH = 100  # where it goes to a file, too: cropped figures are none
 _began = time.monotonic()
 
 
 def _cases_help() -> str:
-    return "\b\n" + "\n".join(f"{case.name:<9} {case.bar!s:<7} {case.about}" for case in CASES.values())
+    return "\b\n" + "\n".join(f"{case.name:<17} {case.bar!s:<9} {case.about}" for case in CASES.values())
 
 
 @click.command(help=f"{__doc__}\n\nCases (all, if none is named) and their bars:\n\n{_cases_help()}")
@@ -44,10 +49,12 @@ def main(cases: tuple[str, ...], rounds: int, records: int, file: Path | None) -
     chosen = [CASES[name] for name in dict.fromkeys(cases or CASES)]
     results: list[Result] = []
     try:
-        with kafka_service() as kafka:
+        with ExitStack() as services:
+            kafka = services.enter_context(kafka_service())
             _say(f"broker {kafka.bootstrap} (by {kafka.way}), {records:,} records, {rounds} rounds")
             broker = f"{kafka.bootstrap} by {kafka.way}"
-            results.extend(_measure(chosen, kafka.bootstrap, rounds, records))
+            addresses = databases(chosen, services)
+            results.extend(_measure(chosen, kafka.bootstrap, addresses, rounds, records))
     except (ServiceUnavailable, SideFailed) as failed:
         _show(results)  # what was measured before it
         raise click.ClickException(str(failed)) from failed
@@ -57,22 +64,43 @@ def main(cases: tuple[str, ...], rounds: int, records: int, file: Path | None) -
     sys.exit(0 if all(result.met for result in results) else 1)
 
 
-def _measure(cases: Sequence[Case], bootstrap: str, rounds: int, records: int) -> Iterator[Result]:
+def databases(cases: Sequence[Case], services: ExitStack) -> Addresses:
+    """Those that a chosen case needs, and no others."""
+    wanted = {need for case in cases for need in case.needs}
+    addresses: dict[Database, str] = {}
+    if "postgres" in wanted:
+        postgres = services.enter_context(postgres_service())
+        addresses["postgres"] = postgres.url
+        _say(f"PostgreSQL by {postgres.way}")
+    if "redis" in wanted:
+        redis = services.enter_context(redis_service())
+        addresses["redis"] = redis.url
+        _say(f"Redis by {redis.way}")
+    return addresses
+
+
+def _measure(
+    cases: Sequence[Case], bootstrap: str, addresses: Addresses, rounds: int, records: int
+) -> Iterator[Result]:
     with order_topics(bootstrap, _say) as shared:
         for case in cases:
-            yield _play(case, shared, bootstrap, rounds, records)
+            yield _play(case, shared, bootstrap, addresses, rounds, records)
 
 
-def _play(case: Case, shared: OrderTopics, bootstrap: str, rounds: int, records: int) -> Result:
-    if not case.own_topics:
-        return Result(case, play(case, case.tasks(shared, records), rounds, _say))
-    with order_topics(bootstrap, _say) as own:
-        return Result(case, play(case, case.tasks(own, records), rounds, _say))
+def _play(case: Case, shared: OrderTopics, bootstrap: str, addresses: Addresses, rounds: int, records: int) -> Result:
+    with order_topics(bootstrap, _say) if case.own_topics else nullcontext(shared) as topics:
+        ours, theirs = (told(task, case, addresses) for task in case.tasks(topics, records))
+        return Result(case, play(case, (ours, theirs), rounds, _say))
+
+
+def told(task: Task, case: Case, addresses: Addresses) -> Task:
+    """The task with the addresses of what its case needs."""
+    return msgspec.structs.replace(task, **{need: addresses[need] for need in case.needs})
 
 
 def _show(results: Sequence[Result]) -> None:
     if results:
-        Console().print(table(results))
+        Console(width=max(Console().width, _TABLE_WIDTH)).print(table(results))
 
 
 def _say(line: str) -> None:

@@ -15,6 +15,7 @@ from benchmarks.orders import Form
 from benchmarks.ratios import Bar
 
 Side = Literal["ours", "theirs"]
+Database = Literal["postgres", "redis"]
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -28,6 +29,9 @@ class Task(msgspec.Struct, frozen=True):
     """A new one for each run."""
     transaction: int | None = None
     """How many records kconsume had in a transaction, for a side that is to do the same."""
+    postgres: str = ""
+    redis: str = ""
+    """Addresses, for a case that needs them."""
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -77,6 +81,9 @@ class Case(ABC):
     """For a case whose rounds are long and alike."""
     warm_up: ClassVar[bool] = True
     """Whether a first round is run and thrown away: it pays for cold caches and for the broker's JIT."""
+
+    needs: ClassVar[tuple[Database, ...]] = ()
+    """What must be there besides the broker; its address is in the task."""
 
     own_topics: ClassVar[bool] = False
     """Whether its topics are too large to keep until the end of the run."""

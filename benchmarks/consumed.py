@@ -48,6 +48,14 @@ def tallied_cost(task: Task, seen: int) -> Measured:
     return Measured(span.cpu / count * 1e9, span.cpu, count)
 
 
+def committed_rate(task: Task, effects: int) -> Measured:
+    """Records a second by the transactions that committed, for either side, after so many `effects` were found."""
+    _check(task, effects)
+    _check(task, marks.tallied())
+    span, count = marks.stretch(task.records)
+    return Measured(count / span.seconds, span.cpu, count, marks.mean_tally())
+
+
 def _check(task: Task, seen: int) -> None:
     wanted = orders.total(task.records)
     if seen != wanted:

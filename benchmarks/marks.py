@@ -7,7 +7,8 @@ idle wait at the end and closing all lie outside the first and the last mark.
 CPU time is the whole process's, the client's own threads included, between the same two moments.
 
 Handlers that get a table, or a list of messages, look at no value at all. Their clock is stopped by how many
-records they have got: `tally` costs a microsecond a batch.
+records they have got: `tally` costs a microsecond a batch. Where a database is measured, what is tallied are the
+transactions, when they have committed (`witness.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Span(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """A batch that was handed over."""
+    """A batch that was handed over, or a transaction that has committed."""
 
     records: int
     moment: Moment
@@ -44,6 +45,11 @@ _marks: list[Moment] = []
 def mark() -> None:
     """A mark was handled. From any thread."""
     _marks.append(Moment(time.perf_counter(), time.process_time()))
+
+
+def restart() -> None:
+    """The topic is read once more in this process."""
+    _marks.clear()
 
 
 def span() -> Span:
@@ -62,13 +68,17 @@ _tallies: list[Tally] = []
 
 
 def tally(records: int) -> None:
-    """So many records were handed over. From any thread."""
+    """So many records were handed over, or committed. From any thread."""
     _tallies.append(Tally(records, Moment(time.perf_counter(), time.process_time())))
 
 
 def tallied() -> int:
-    """How many records were handed over in this process."""
+    """How many records were handed over in this process, or committed."""
     return sum(batch.records for batch in _tallies)
+
+
+def mean_tally() -> int:
+    return max(1, tallied() // len(_tallies))
 
 
 def stretch(records: int) -> tuple[Span, int]:

@@ -88,7 +88,7 @@ def _line(case: Case, one: Round, which: str) -> str:
     sides = zip(case.names, (one.ours, one.theirs), strict=True)
     figures = "  ".join(f"{name} {case.unit.figure(measured)}" for name, measured in sides)
     compared = case.bar.text(case.bar.compare(*one.pair))
-    return f"{case.name:<9} {which}: {figures}  {'ours' if case.bar.unit else 'ratio'} {compared}"
+    return f"{case.name:<17} {which}: {figures}  {'ours' if case.bar.unit else 'ratio'} {compared}"
 
 
 def _tail(words: bytes | None) -> str:

@@ -1,0 +1,161 @@
+"""How long partitions that do not move stand still while others do: a distribution, not a ratio (promise P6).
+
+    .venv/bin/python -m benchmarks.gaps --rounds 10
+
+Every partition gets a record each 10 ms. One member stays, another joins and leaves. Of the partitions that the first
+one has before and after, the longest time between two records handled is taken, around each join and each leave; beside
+it stands the same without any rebalance. That nothing was lost, and that each partition kept its order, is asserted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+
+from kconsume import App, Record
+from kconsume.settings import ClientValue
+from kconsume.testing.services import kafka_service
+from tests.fix_arena import PROTOCOLS
+from tests.fix_kafka import create_topic, unique
+from tests.waiting import eventually
+
+PARTITIONS = 8
+EVERY = 0.01
+AROUND = 3.0
+"""Seconds that are looked at from each join or leave."""
+BUDGET = 1.0
+"""Seconds: the bound of P6, for fenced stores."""
+
+Seen = dict[int, list[tuple[float, int]]]
+"""For each partition, when which offset was handled."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=10)
+    rounds: int = parser.parse_args().rounds
+    print("the longest time without a record of a partition that does not move, around a join or a leave")
+    print(f"{'protocol':<12} {'work':<9} {'at rest':>9} {'median':>9} {'longest':>9}")
+    missed = False
+    with kafka_service() as kafka:
+        for protocol in ("cooperative", "consumer"):
+            for work, seconds in (("none", 0.0), ("50 ms", 0.05)):
+                still, gaps = measure(kafka.bootstrap, PROTOCOLS[protocol], rounds, seconds)
+                missed = missed or max(gaps) > BUDGET
+                median = statistics.median(gaps)
+                print(f"{protocol:<12} {work:<9} {still:>7.3f} s {median:>7.3f} s {max(gaps):>7.3f} s   of {len(gaps)}")
+    return int(missed)
+
+
+def measure(
+    bootstrap: str, protocol: Mapping[str, ClientValue], rounds: int, seconds: float
+) -> tuple[float, list[float]]:
+    """The longest gap at rest, and those of all joins and leaves. `seconds`: what every hundredth record takes."""
+    topic, group, seen = unique("gaps"), unique("gaps"), {n: list[tuple[float, int]]() for n in range(PARTITIONS)}
+    create_topic(AdminClient({"bootstrap.servers": bootstrap, "log_level": 0}), topic, PARTITIONS)
+    with tempfile.TemporaryDirectory() as folder:
+
+        def member(notes: Seen) -> App:
+            app = App(bootstrap, group=group, offsets=f"sqlite:///{Path(folder) / 'gaps.db'}", kafka=protocol)
+
+            @app.consume(topic, concurrency=PARTITIONS)
+            def handle(record: Record) -> None:
+                notes[record.partition].append((time.monotonic(), record.offset))
+                if seconds and record.offset % 100 == 0:
+                    time.sleep(seconds)
+
+            return app
+
+        other: Seen = {n: [] for n in range(PARTITIONS)}
+        with writing(bootstrap, topic) as written, member(seen).running() as first:
+            eventually(lambda: all(seen.values()), what="the first member works")
+            time.sleep(AROUND)
+            still = gap(seen, set(range(PARTITIONS)), time.monotonic() - AROUND)
+            gaps = [one for _ in range(rounds) for one in join_and_leave(lambda: member(other), first, seen)]
+        _check(written(), seen, other)
+    return still, gaps
+
+
+def join_and_leave(member: Callable[[], App], first: App, seen: Seen) -> Iterator[float]:
+    began = time.monotonic()
+    with member().running() as second:
+        # To the end: the one who joins hears of its partitions with its next heartbeat.
+        eventually(lambda: len(held(first)) == len(held(second)) == PARTITIONS // 2, what="half of them have moved")
+        staying = held(first)
+        time.sleep(max(0.0, began + AROUND - time.monotonic()))
+        yield gap(seen, staying, began)
+        began = time.monotonic()
+    eventually(lambda: len(held(first)) == PARTITIONS, what="they are back")
+    time.sleep(max(0.0, began + AROUND - time.monotonic()))
+    yield gap(seen, staying, began)
+
+
+def held(app: App) -> set[int]:
+    supervisor = app._supervisor
+    assert supervisor is not None
+    return {p.number for p in list(supervisor.engines[0].tenancy.holdings)}
+
+
+def gap(seen: Seen, partitions: set[int], since: float) -> float:
+    """The longest time without a record of one of these, since then."""
+    longest = 0.0
+    for partition in partitions:
+        times = [at for at, _ in list(seen[partition]) if at >= since - EVERY]
+        longest = max([longest, *(later - earlier for earlier, later in pairwise(times))])
+    return longest
+
+
+@contextmanager
+def writing(bootstrap: str, topic: str) -> Iterator[Callable[[], int]]:
+    """A record to each partition every 10 ms; answers how many there are when it has ended."""
+    done, count = threading.Event(), 0
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0, "enable.idempotence": True})
+
+    def write() -> None:
+        nonlocal count
+        while not done.wait(EVERY):
+            for partition in range(PARTITIONS):
+                producer.produce(topic, b"x", partition=partition)
+            producer.poll(0)
+            count += PARTITIONS
+
+    def written() -> int:
+        done.set()
+        writer.join()
+        assert producer.flush(20) == 0
+        return count
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        yield written
+    finally:
+        written()
+
+
+def _check(written: int, first: Seen, second: Seen) -> None:
+    """Both have ended: what they handled has no hole below its end, and was handled in order by each."""
+    for partition in range(PARTITIONS):
+        for seen in (first, second):
+            offsets = [offset for _, offset in seen[partition]]
+            assert offsets == sorted(offsets), f"partition {partition} lost its order"
+        handled = {offset for seen in (first, second) for _, offset in seen[partition]}
+        assert handled == set(range(len(handled))), f"partition {partition} has a hole"
+    total = sum(len(seen[n]) for seen in (first, second) for n in range(PARTITIONS))
+    assert total <= written, "some records were handled twice"
+    assert total > written * 0.9, f"{total} handled of {written}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

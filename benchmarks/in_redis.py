@@ -1,0 +1,84 @@
+"""Orders pushed to a list in Redis: by kconsume, exactly once, and by redis-py's own pipelines.
+
+Both sides call the same handler and tally after each transaction. Imported when a case runs, so that the others'
+processes have no redis-py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from redis import Redis
+from redis.client import Pipeline
+
+from benchmarks import orders
+from benchmarks.case import Measured, Task
+from benchmarks.consumed import catch_up, committed_rate
+from benchmarks.marks import tally
+from benchmarks.orders import MARKS, PARTITIONS
+from benchmarks.witness import WitnessedTx, witnessed
+from kconsume import App
+from kconsume.backends.redis import RedisStore
+from kconsume.records import Partition
+
+_LIST = "bench:orders"
+
+
+def push(value: bytes, pipeline: Pipeline) -> None:
+    pipeline.rpush(_LIST, value)
+
+
+class WitnessedRedis(RedisStore):
+    @contextmanager
+    def transaction(self, group: str, partition: Partition, epoch: int) -> Iterator[WitnessedTx]:  # type: ignore[override]
+        with witnessed(super().transaction(group, partition, epoch)) as tx:
+            yield tx
+
+
+def by_kconsume(task: Task) -> Measured:
+    with _emptied(task.redis) as client:
+        store = WitnessedRedis(task.redis)
+        app = App(task.bootstrap, group=task.group, offsets=store)
+        app.consume(task.topic)(push)
+        catch_up(app, task)
+        measured = committed_rate(task, _effects(client))
+        store.delete(task.group)
+        store.close()
+        return measured
+
+
+def by_pipelines(task: Task) -> Measured:
+    """MULTI, as many commands as kconsume had in a transaction, EXEC."""
+    assert task.transaction is not None  # the warm-up has kconsume first, so that it is known
+    size = task.transaction
+    values = [value for partition in range(PARTITIONS) for value in orders.values(partition, task.records, "bytes")]
+    with _emptied(task.redis) as client:
+        with client.pipeline(transaction=True) as pipeline:
+            for first in range(0, len(values), size):
+                part = values[first : first + size]
+                for value in part:
+                    push(value, pipeline)
+                pipeline.execute()
+                tally(len(part))
+        return committed_rate(task, _effects(client))
+
+
+@contextmanager
+def _emptied(address: str) -> Iterator[Redis]:
+    """Without a list, before and after."""
+    with Redis.from_url(address) as client:
+        client.delete(_LIST)
+        try:
+            yield client
+        finally:
+            client.delete(_LIST)
+
+
+def _effects(client: Redis) -> int:
+    """How many values there are; fails when one is there twice. The marks alone are alike."""
+    values = client.lrange(_LIST, 0, -1)
+    distinct = len(set(values))
+    if len(values) - MARKS != distinct - 1:
+        raise AssertionError(f"{len(values)} values, {distinct} of them distinct: a record had its effect twice")
+    return len(values)
