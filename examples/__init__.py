@@ -1,0 +1,1 @@
+"""Small real services, each in a folder with its README."""

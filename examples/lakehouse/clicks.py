@@ -1,0 +1,28 @@
+"""What a click is, and where the pipeline finds things.
+
+`STAGE` stands before the topic and every group, so that several runs can share a cluster.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+
+import msgspec
+
+STAGE = os.environ.get("STAGE", "")
+BROKERS = os.environ.get("BROKERS", "localhost:9092")
+LAKE = os.environ.get("LAKE", "lake")
+WAREHOUSE = os.environ.get("WAREHOUSE", "postgresql://localhost/warehouse")
+CHECKPOINT = os.environ.get("CHECKPOINT", "checkpoint")
+
+CLICKS = f"{STAGE}clicks"
+
+
+class Click(msgspec.Struct, frozen=True):
+    id: int
+    visitor: str
+    page: str
+    at: datetime
+    milliseconds: int
+    """How long the page took to answer."""

@@ -1,0 +1,1 @@
+"""Three services on one chain of topics, whose books balance while they are killed."""

@@ -1,0 +1,127 @@
+"""Do the books balance? Compares what is in the database with what must have come of the orders.
+
+Reads only. A book is compared entry by entry, and no table has a key that would hide an entry that is there twice.
+
+    python -m examples.orders.books postgresql://localhost/shop 600
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from rich.console import Console
+from rich.table import Table
+
+from . import demand
+
+SCHEMA = Path(__file__).with_name("schema.sql").read_text()
+
+
+@dataclass(frozen=True)
+class Book:
+    """One of the books: what should be in it and is not, and what is in it and should not."""
+
+    name: str
+    expected: int
+    missing: int
+    too_much: int
+
+    @property
+    def balances(self) -> bool:
+        return not self.missing and not self.too_much
+
+
+@dataclass(frozen=True)
+class Witness:
+    """What had to be mended on the way. It proves nothing but that there was something to mend."""
+
+    retried: int
+    asked_again: int
+    repeats: int
+
+
+def prepare(database: str) -> None:
+    """Make the tables of the shop, with every article of the catalogue."""
+    with psycopg.connect(database) as shop:
+        shop.execute(SCHEMA.encode())
+        for sku in demand.CATALOGUE:
+            shop.execute("insert into stock (sku) values (%s)", (sku,))
+
+
+def open_books(shop: psycopg.Connection, orders: int) -> list[Book]:
+    return [
+        _compare("orders taken", Counter(demand.numbers(orders)), shop, "select number from orders"),
+        _compare("lines in the ledger", demand.ledger(orders), shop, "select number, quantity from ledger"),
+        _compare("pieces reserved", demand.reserved(orders), shop, "select sku, reserved from stock", counts=True),
+        _compare("orders that nobody can fill", demand.unfilled(orders), shop, _UNFILLED),
+        _compare("orders told", _told(orders), shop, "select number, told from orders where told > 0", counts=True),
+        _compare("letters", demand.events(orders), shop, _LETTERS),
+        _compare("events not sent yet", Counter(), shop, "select id from kconsume_outbox"),
+    ]
+
+
+_UNFILLED = "select (convert_from(value, 'UTF8')::json ->> 'number')::int from unfilled"
+_LETTERS = "select number, case when text like '%cancelled%' then 'released' else 'reserved' end from letters"
+
+
+def witness(shop: psycopg.Connection) -> Witness:
+    row = shop.execute(
+        "select (select count(*) from ledger where attempt > 1), (select sum(asked - 1) from letters),"
+        " (select sum(next_offset) from kconsume_offsets where group_id like '%inventory')"
+        " - (select count(*) from kconsume_seen where group_id like '%inventory')"
+    ).fetchone()
+    assert row is not None
+    return Witness(*(int(number or 0) for number in row))
+
+
+def show(books: Sequence[Book], console: Console) -> bool:
+    """The table; whether all of them balance."""
+    table = Table("book", "expected", "missing", "too much", "", title="The books")
+    for column in table.columns[1:4]:
+        column.justify = "right"
+    for book in books:
+        verdict = "[green]balances[/]" if book.balances else "[bold red]does not balance[/]"
+        table.add_row(book.name, f"{book.expected:,}", f"{book.missing:,}", f"{book.too_much:,}", verdict)
+    console.print(table)
+    return all(book.balances for book in books)
+
+
+def _told(orders: int) -> Counter[int]:
+    told: Counter[int] = Counter()
+    for (number, _), times in demand.events(orders).items():
+        told[number] += times
+    return told
+
+
+def _compare(
+    name: str, expected: Mapping[Any, int], shop: psycopg.Connection, query: str, *, counts: bool = False
+) -> Book:
+    """`counts`: the last column says how often the entry is there."""
+    found: Counter[Hashable] = Counter()
+    for row in _rows(shop, query):
+        entry, times = (row[:-1], row[-1]) if counts else (row, 1)
+        found[entry[0] if len(entry) == 1 else entry] += times
+    wanted: Counter[Hashable] = Counter(expected)
+    return Book(name, wanted.total(), (wanted - found).total(), (found - wanted).total())
+
+
+def _rows(shop: psycopg.Connection, query: str) -> list[tuple[Any, ...]]:
+    try:
+        return shop.execute(query.encode()).fetchall()
+    except psycopg.errors.UndefinedTable:
+        return []  # kconsume makes its tables when they are first needed
+
+
+def main(database: str, orders: str) -> int:
+    with psycopg.connect(database, autocommit=True) as shop:
+        return 0 if show(open_books(shop, int(orders)), Console()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,35 @@
+"""What the three services tell each other, by which topics, and where they find things.
+
+`STAGE` stands before every topic and group, so that several runs can share a cluster.
+"""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+STAGE = os.environ.get("STAGE", "")
+SHOP = os.environ.get("SHOP", "postgresql://localhost/shop")
+OFFICE = os.environ.get("OFFICE", "http://127.0.0.1:8025")
+
+ORDERS = f"{STAGE}orders"
+RESERVATIONS = f"{STAGE}reservations"
+
+
+class Placed(msgspec.Struct, tag=True, frozen=True):
+    number: int
+    sku: str
+    quantity: int
+
+
+class Cancelled(msgspec.Struct, tag=True, frozen=True):
+    number: int
+
+
+class Reserved(msgspec.Struct, tag=True, frozen=True):
+    number: int
+
+
+class Released(msgspec.Struct, tag=True, frozen=True):
+    number: int

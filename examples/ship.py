@@ -1,0 +1,55 @@
+"""One process of an example: started, killed with kill -9, started again, and stopped in the end.
+
+Knows nothing of what it does. What it says goes to a file, of which the last words are told when it ends by itself.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+_STOP_SECONDS = 60
+
+
+class Ended(Exception):
+    """A process ended though nobody had asked it to."""
+
+
+class Ship:
+    """One service process, started again after each kill."""
+
+    def __init__(self, name: str, command: list[str], environment: Mapping[str, str], log: Path) -> None:
+        self.name = name
+        self._command = [sys.executable, "-m", *command]
+        self._environment = dict(environment)
+        self._log = log
+        self.start()
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, cwd=ROOT, env=self._environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+
+    def must_run(self) -> None:
+        code = self._process.poll()
+        if code is not None:
+            raise Ended(f"{self.name} ended with {code}:\n{self.last_words()}")
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(_STOP_SECONDS)
+
+    def stop(self) -> None:
+        """As an operator would; it has to end well."""
+        self._process.send_signal(signal.SIGTERM)
+        code = self._process.wait(_STOP_SECONDS)
+        if code not in (0, -signal.SIGTERM):  # uvicorn passes the signal on when it has shut down
+            raise Ended(f"{self.name} was stopped, and ended with {code}:\n{self.last_words()}")
+
+    def last_words(self) -> str:
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-25:])
