@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 VENV := .venv
+# Tests wait for brokers more than they compute, so more of them run at once than there are cores.
+WORKERS ?= 4
 BIN := $(VENV)/bin
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -10,22 +12,38 @@ PIP := $(BIN)/python -m pip --quiet
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint check bench clean
+.PHONY: help demo orders migration lakehouse test chaos lint docs check bench clean
 
 help: ## list these commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.base ## see it work: a broker, two consumers, one killed with kill -9; then the counts
 	@$(BIN)/kconsume demo
 
+orders: $(VENV)/.examples ## an example: three services, killed with kill -9 while orders come in; then their books
+	@$(BIN)/python -m examples.orders
+
+migration: $(VENV)/.examples ## an example: a plain loop and the same on kconsume, killed at the same places; then the counts
+	@$(BIN)/python -m examples.migration
+
+lakehouse: $(VENV)/.examples ## an example: clicks into parquet and PostgreSQL by Spark, killed with kill -9; then the counts, and a picture
+	@$(BIN)/python -m examples.lakehouse
+
 test: $(VENV)/.test ## run every test, on a real Kafka
 	@$(BIN)/python -m kconsume.testing.services
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+
+chaos: $(VENV)/.test ## the faults at length: kills, zombies, cut connections, restarts; seeds and hits are printed
+	@$(BIN)/python -m kconsume.testing.services
+	@KCONSUME_TEST_CHAOS=long $(BIN)/python -m pytest --verbose --capture=no tests/chaos
 
 lint: $(VENV)/.test ## ruff and mypy
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/ruff format --check --quiet
 	@$(BIN)/mypy --no-error-summary
+
+docs: $(VENV)/.docs ## build the documentation into site/; a broken link is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 check: lint ## what to run before a commit: lint and the unit tests
 	@$(BIN)/python -m pytest tests/unit
@@ -34,7 +52,7 @@ bench: $(VENV)/.test ## measure, on a real Kafka
 	@$(BIN)/python -m benchmarks
 
 clean: ## remove what these commands made in this folder
-	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf $(VENV) build dist site lakehouse.png .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps are inside the environment, so that removing it removes them.
@@ -44,10 +62,20 @@ $(VENV)/.base: $(VENV)/.made pyproject.toml
 	@$(PIP) install --editable .
 	@touch $@
 
+$(VENV)/.examples: $(VENV)/.made pyproject.toml
+	@echo "Installing kconsume and what the examples need into $(VENV) …"
+	@$(PIP) install --editable . --group examples
+	@touch $@ $(VENV)/.base
+
+$(VENV)/.docs: $(VENV)/.made pyproject.toml
+	@echo "Installing kconsume and what builds its documentation into $(VENV) …"
+	@$(PIP) install --editable '.[postgres,redis]' --group docs
+	@touch $@ $(VENV)/.base
+
 $(VENV)/.test: $(VENV)/.made pyproject.toml
 	@echo "Installing kconsume, its tests and its linters into $(VENV) …"
 	@$(PIP) install --editable . --group test --group lint
-	@touch $@ $(VENV)/.base
+	@touch $@ $(VENV)/.base $(VENV)/.examples
 
 # Not `python3 -m venv` alone: its pip may be older than 25.1, which does not know --group.
 $(VENV)/.made:
