@@ -42,7 +42,7 @@ class Chronicle:
         self, partitions: Sequence[Partition], drained: int, dropped: int, abandoned: Sequence[Partition]
     ) -> None:
         rebalance = self._now()
-        rebalance.gone.update(partitions)
+        rebalance.gives(partitions)
         rebalance.drained += drained
         rebalance.dropped += dropped
         rebalance.abandoned.update(abandoned)
@@ -50,7 +50,7 @@ class Chronicle:
     def loses(self, partitions: Sequence[Partition], dropped: int) -> None:
         rebalance = self._now()
         rebalance.reason, rebalance.success = "lost", False
-        rebalance.gone.update(partitions)
+        rebalance.gives(partitions)
         rebalance.dropped += dropped
 
     def gains(self, partitions: Sequence[Partition]) -> None:
@@ -110,6 +110,10 @@ class _Open:
         """Whether the client has said what is new."""
         self._began = datetime.now(UTC)
         self._clock = time.monotonic()
+
+    def gives(self, partitions: Sequence[Partition]) -> None:
+        self.gone.update(partitions)
+        self.waiting.difference_update(partitions)  # whoever has them now opens them
 
     def value(self, protocol: str) -> Rebalance:
         return Rebalance(

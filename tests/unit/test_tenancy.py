@@ -273,6 +273,16 @@ class TestTheRecord:
         assert (second.reason, second.gained, second.gone, second.kept) == ("members", (C,), (B,), (A,))
         assert (second.drained, second.success) == (3, True)
 
+    @pytest.mark.parametrize("how", ["revoked", "lost"])
+    def test_it_does_not_wait_for_what_went_before_its_claim_was_in(self, bench: Bench, how: str) -> None:
+        bench.store.errors = [StoreUnavailable("away")]
+        bench.tenancy.assigned([A, B])
+        getattr(bench.tenancy, how)([B])
+        bench.tenancy.assigned([])
+        settle(bench, {A})
+        (record,) = bench.chronicle.history.recent
+        assert (record.gained, record.gone, record.success) == ((A, B), (B,), how == "revoked")
+
     def test_the_reason_is_what_can_be_told_from_here(self, bench: Bench) -> None:
         bench.tenancy.assigned([A])
         settle(bench, {A})
