@@ -91,8 +91,8 @@ _HAS_MEMBERS = {
     KafkaError.STALE_MEMBER_EPOCH,
     KafkaError.UNKNOWN_MEMBER_ID,
 }
-# Half of it is how long the client waits between its first connection and the next, 50 ms by default.
-_READER: Mapping[str, ClientValue] = {"reconnect.backoff.ms": 20}
+# Half of it is how long a client waits between its first connection and the next, 50 ms by default.
+_SOON: Mapping[str, ClientValue] = {"reconnect.backoff.ms": 20}
 
 
 _EDGES = {"earliest": OffsetSpec.earliest(), "latest": OffsetSpec.latest()}  # type: ignore[no-untyped-call]
@@ -215,15 +215,25 @@ class Cluster:
 
     def edges(self, partitions: Iterable[Partition], edge: Literal["earliest", "latest"]) -> dict[Partition, int]:
         """The first offset of each log, or the one after the last."""
+        return self.ask_edges(partitions, edge)()
+
+    def ask_edges(
+        self, partitions: Iterable[Partition], edge: Literal["earliest", "latest"]
+    ) -> Callable[[], dict[Partition, int]]:
+        """The same, asked now; the answer is waited for by who calls what this returns."""
         spec = _EDGES[edge]
         asked = self._admin().list_offsets(
             {TopicPartition(*p): spec for p in partitions}, request_timeout=self.patience
         )
-        edges = {Partition(e.topic, e.partition): self._answer(future).offset for e, future in asked.items()}
-        for partition, offset in edges.items():
-            if offset < 0:  # what the client answers for a leader that it cannot reach, without an error
-                raise self._unavailable(f"the leader of {partition} did not answer")
-        return edges
+
+        def answer() -> dict[Partition, int]:
+            edges = {Partition(e.topic, e.partition): self._answer(future).offset for e, future in asked.items()}
+            for partition, offset in edges.items():
+                if offset < 0:  # what the client answers for a leader that it cannot reach, without an error
+                    raise self._unavailable(f"the leader of {partition} did not answer")
+            return edges
+
+        return answer
 
     def committed(self, group: str, partitions: Iterable[Partition]) -> dict[Partition, Committed]:
         """The offsets that the group has committed in Kafka; the missing are left out."""
@@ -253,12 +263,14 @@ class Cluster:
                     raise
             time.sleep(0.05)
 
-    def set_committed(self, group: str, offsets: Mapping[Partition, Place]) -> None:
-        """Write the group's offsets; an error while the group has members, which alone may commit then."""
+    def set_committed(self, group: str, offsets: Mapping[Partition, Place], *, known: bool = False) -> None:
+        """Write the group's offsets; an error while the group has members, which alone may commit then. `known`: the
+        partitions were asked for before."""
         check_group(group)
         if not offsets:
             return
-        self._must_exist(offsets)  # else the broker would write some of the offsets and refuse the others
+        if not known:
+            self._must_exist(offsets)  # else the broker would write some of the offsets and refuse the others
         elements = [TopicPartition(*p, *place) for p, place in offsets.items()]
         asked = self._admin().alter_consumer_group_offsets(
             [ConsumerGroupTopicPartitions(group, elements)], request_timeout=self.patience
@@ -320,7 +332,7 @@ class Cluster:
         with self._lock:
             if self._client is None:
                 # The stub knows plain values only; error_cb is documented all the same.
-                settings = {**self._settings, "error_cb": self._trouble.append}
+                settings = {**_SOON, **self._settings, "error_cb": self._trouble.append}
                 self._client = AdminClient(settings)  # type: ignore[arg-type]
             return self._client
 
@@ -333,7 +345,7 @@ class Cluster:
         """
         reader = Consumer(
             {
-                **_READER,
+                **_SOON,
                 **self._settings,
                 "group.id": group,
                 "enable.auto.commit": False,

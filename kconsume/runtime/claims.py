@@ -51,6 +51,8 @@ class Claims:
         self._unread: dict[str, int] = {}
         """How many there were in topics of which the store has not been asked yet."""
         self._claimed = False
+        self.is_new = False
+        """Whether the cluster was asked for the group and knows none: then it has no offset of it either."""
         self.over = threading.Event()
         """Set when nothing more will be asked for."""
 
@@ -192,7 +194,7 @@ class Claims:
         """Refuse a group whose offsets another deployment keeps elsewhere, and further than we know: its partitions
         would be handled again from where we stand. Who runs with a store says so in the Kafka group (`commits.py`)."""
         place = place_of(self._store)
-        if place is None or not isinstance(self._store, FencedStore):
+        if place is None or self.is_new or not isinstance(self._store, FencedStore):
             return
         for partition, there in sorted(self._cluster.committed(self._group, partitions).items()):
             here = stored[partition].next_offset if partition in stored else None

@@ -15,10 +15,11 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
-from kconsume.backends.abc import OffsetStore, OutboxStore, Position
+from kconsume.backends.abc import FencedStore, OffsetStore, OutboxStore, Position
 from kconsume.backends.commit_note import place_of
 from kconsume.backends.kafka import KafkaStore
 from kconsume.backends.registry import open_store
@@ -275,9 +276,18 @@ class ForeachBatch:
 
     def _reclaim(self, epochs: Mapping[Partition, int]) -> Mapping[Partition, Position]:
         assert self._claims is not None
+        if not isinstance(self.store, FencedStore):
+            return self._looked_up(epochs)
         positions = self._claims.reclaim(epochs)
         self._open_outboxes(positions)
         return positions
+
+    def _looked_up(self, partitions: Iterable[Partition]) -> Mapping[Partition, Position]:
+        """In a store without epochs nothing can be raised: what it shows is what is done."""
+        assert self.work is not None
+        known = {p: self.work.positions[p] for p in partitions}
+        stored = self.store.load(self.group, known)
+        return {p: replace(at, next_offset=stored[p].next_offset) if p in stored else at for p, at in known.items()}
 
     def _open_outboxes(self, positions: Mapping[Partition, Position]) -> None:
         if self._relay is not None:

@@ -12,6 +12,7 @@ import re
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -207,6 +208,11 @@ class HandlerQuery:
     @property
     def failed(self) -> bool:
         return not self.active and (self.batches.failure is not None or self.query.exception() is not None)
+
+    def await_end(self) -> None:
+        """Until the query has ended, however it did."""
+        with suppress(Exception):  # what ended it is raised by `raise_failure`
+            self.query.awaitTermination()
 
     def drain(self, timeout: float) -> bool:
         in_time = self.batches.drain(timeout)

@@ -64,7 +64,8 @@ class GroupMirror:
                     return
                 offsets, self._offsets, self._busy = self._offsets, {}, True
             try:
-                self._cluster.set_committed(self._group, {p: (offset, self._note) for p, offset in offsets.items()})
+                places = {p: (offset, self._note) for p, offset in offsets.items()}
+                self._cluster.set_committed(self._group, places, known=True)  # they are claimed
                 self._look()
             except KconsumeError as error:
                 if time.monotonic() - self._said_at > _SAID_EVERY:

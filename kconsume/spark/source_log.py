@@ -16,6 +16,7 @@ from kconsume.spark.ranges import OffsetRange
 
 
 def must_be_whole(cluster: Cluster, ranges: Sequence[OffsetRange], positions: Positions, group: str) -> None:
+    begins_of = cluster.ask_edges([each.partition for each in ranges], "earliest")
     ids = cluster.topic_ids({each.partition.topic for each in ranges})
     for each in ranges:
         known, now = positions[each.partition].topic_id, ids[each.partition.topic]
@@ -25,7 +26,7 @@ def must_be_whole(cluster: Cluster, ranges: Sequence[OffsetRange], positions: Po
                 f"it was read. Nothing was passed. Choose: store.delete({group!r}) to begin where start= says, or "
                 f"consume under a new group"
             )
-    begins = cluster.edges([each.partition for each in ranges], "earliest")
+    begins = begins_of()
     for each in ranges:
         if begins[each.partition] > each.first:
             raise out_of_range([f"{each} was to be read, and the log begins at {begins[each.partition]}"], group)

@@ -87,7 +87,11 @@ class Stream:
         self._runs = runs
         self._shutdown = shutdown
         self._ending = threading.Lock()
+        self._woken = threading.Event()
+        """Set when a query has ended, and by a signal."""
         self._forget_hook = on_jvm_shutdown(spark, self._from_the_jvm, shutdown)
+        for run in runs:
+            threading.Thread(target=self._watch, args=(run,), name=f"kconsume-watch-{run.name}", daemon=True).start()
 
     @property
     def queries(self) -> list[StreamingQuery]:
@@ -102,12 +106,17 @@ class Stream:
         ended one."""
         asked = threading.Event()
         deadline = None if timeout is None else time.monotonic() + timeout
-        with on_signals(asked.set):
-            while self.active and not any(run.failed for run in self._runs):
-                if asked.wait(0.05):
+
+        def ask() -> None:
+            asked.set()
+            self._woken.set()
+
+        with on_signals(ask):
+            while self._goes_on():
+                if asked.is_set():
                     _log.info("asked to stop by a signal: draining within=%.0fs", self._shutdown)
                     self.drain(self._shutdown)
-                elif deadline is not None and time.monotonic() > deadline:
+                elif not self._woken.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
                     return False
         self.stop()  # of several, the others end with one that failed
         for run in self._runs:
@@ -127,7 +136,8 @@ class Stream:
     def stop(self) -> None:
         """Stop at once: batches that run are interrupted, and come again."""
         for run in self._runs:
-            run.query.stop()
+            if run.active:
+                run.query.stop()
         self._end()
 
     def lag(self) -> dict[Partition, int]:
@@ -139,6 +149,16 @@ class Stream:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self.drain(self._shutdown) if error is None else self.stop()
+
+    def _goes_on(self) -> bool:
+        self._woken.clear()  # before the look: what happens after it wakes the wait
+        return self.active and not any(run.failed for run in self._runs)
+
+    def _watch(self, run: HandlerQuery) -> None:
+        try:
+            run.await_end()
+        finally:
+            self._woken.set()
 
     def _from_the_jvm(self) -> None:
         _log.info("asked to stop by the JVM: draining within=%.0fs", self._shutdown)
