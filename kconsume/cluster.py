@@ -296,8 +296,14 @@ class Cluster:
 
     def group(self, name: str) -> Group | None:
         """The group with its members and what each has; None if the cluster knows no such group."""
-        asked = self._admin().describe_consumer_groups([check_group(name)], request_timeout=self.patience)
-        outcome = self._outcome(asked[name])
+        check_group(name)
+        deadline = time.monotonic() + self.patience
+        while True:
+            asked = self._admin().describe_consumer_groups([name], request_timeout=self.patience)
+            outcome = self._outcome(asked[name])
+            if not isinstance(outcome, KafkaError) or outcome.code() not in _CHOOSING or time.monotonic() > deadline:
+                break
+            time.sleep(0.05)  # as a new cluster says, which makes the topic of its groups at the first question
         if isinstance(outcome, KafkaError):
             if outcome.code() == KafkaError.GROUP_ID_NOT_FOUND:
                 return None
