@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -170,4 +170,11 @@ def on_jvm_shutdown(spark: SparkSession, run: Callable[[], None], within: float)
     hooks = jvm.org.apache.hadoop.util.ShutdownHookManager.get()
     hook = jvm.java.lang.Thread(_Hook(run))  # never started: it is a Runnable that has Java's own hashCode
     hooks.addShutdownHook(hook, _BEFORE_SPARK, max(1, int(within)), jvm.java.util.concurrent.TimeUnit.SECONDS)
-    return lambda: hooks.removeShutdownHook(hook)
+
+    def forget() -> None:
+        from py4j.protocol import Py4JError
+
+        with suppress(Py4JError, OSError):  # of a JVM that is ending, or has ended
+            hooks.removeShutdownHook(hook)
+
+    return forget

@@ -34,7 +34,7 @@ from kconsume.runtime.relay import Relay
 from kconsume.settings import ClientValue, check_group
 from kconsume.spark.calls import Call, Handler, read_call
 from kconsume.spark.checkpoint import OffsetLog, files_at
-from kconsume.spark.drain import Gate, Stoppable, drain, on_signals
+from kconsume.spark.drain import Gate, Stoppable, drain, on_jvm_shutdown, on_signals
 from kconsume.spark.interrupts import Interrupted, interrupted, is_interrupt, texts_of
 from kconsume.spark.job import Job, scopes_of
 from kconsume.spark.ledger import connection_types, ledger_of
@@ -42,6 +42,7 @@ from kconsume.spark.mirror import GroupMirror
 from kconsume.spark.query import Query
 from kconsume.spark.ranges import OffsetRange, Plan
 from kconsume.spark.refusals import check_handler, check_query, source_brokers
+from kconsume.spark.session import unfit_connector
 from kconsume.spark.work import BatchWork
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("kconsume.spark")
 _BEAT = 1.0
 _SAID_EVERY = 10.0
+_SHUTDOWN = 60.0
+"""Seconds that the running batch has to end when the JVM is asked to."""
 
 
 def foreach_batch(
@@ -123,6 +126,8 @@ class ForeachBatch:
         self.store = store
         self.owns_store = False
         """Whether it is closed with the query."""
+        self.in_stream = False
+        """Whether `stream` has made the query: it is checked there, and drained with the others of its app."""
         self.gate = Gate()
         self.failure: BaseException | None = None
         self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
@@ -144,6 +149,7 @@ class ForeachBatch:
         self.started: Stoppable | None = None
         """The query for who stops it, if that is known before its first batch."""
         self.work: BatchWork | None = None
+        self._forget_hook: Callable[[], None] = lambda: None
         self._closing = threading.Lock()
         self._over = threading.Event()
         self._done = (0, 0)
@@ -196,8 +202,10 @@ class ForeachBatch:
     def _query_of(self, df: DataFrame) -> Query:
         if self._query is None:
             query = Query(df)
-            check_query(query, self.call)
             self._log = OffsetLog(files_at(df.sparkSession, query.checkpoint))
+            if not self.in_stream:
+                check_query(query, self.call)
+                self._forget_hook = on_jvm_shutdown(df.sparkSession, self._from_the_jvm, _SHUTDOWN)
             self._query = query
         return self._query
 
@@ -242,8 +250,10 @@ class ForeachBatch:
         self.work.positions.update(claimed)
         self._open_outboxes(claimed)
 
-    def survey(self, topics: Sequence[str]) -> None:
+    def survey(self, topics: Sequence[str], *, is_new: bool) -> None:
+        """`is_new`: the cluster knows no such group."""
         assert self._claims is not None
+        self._claims.is_new = is_new
         self._claims.survey(topics)
 
     def close(self) -> None:
@@ -252,6 +262,7 @@ class ForeachBatch:
             if self._over.is_set():
                 return
             self._over.set()
+        self._forget_hook()
         if self._mirror is not None:
             self._mirror.close()
         if self._relay is not None:
@@ -333,6 +344,11 @@ class ForeachBatch:
         self.close()
         return in_time
 
+    def _from_the_jvm(self) -> None:
+        self._forget_hook = lambda: None  # it is being run, and Java lets go of none any more
+        _log.info("asked to stop by the JVM: draining within=%.0fs", _SHUTDOWN)
+        self.drain(_SHUTDOWN)
+
     def wait(self, query: StreamingQuery, timeout: float = 60.0) -> None:
         """Until the query ends; SIGTERM and SIGINT drain it. Raises what ended it."""
         asked = threading.Event()
@@ -348,7 +364,7 @@ class ForeachBatch:
         if self.failure is not None:
             raise self.failure
         if (error := query.exception()) is not None:
-            raise error
+            raise unfit_connector(error) or error
 
     # What a person sees
 

@@ -28,7 +28,7 @@ from kconsume.spark.foreach import ForeachBatch
 from kconsume.spark.kafka_options import source_options
 from kconsume.spark.ranges import Plan, offsets_json
 from kconsume.spark.refusals import check_options
-from kconsume.spark.session import unfit_connector
+from kconsume.spark.session import must_open_streams, unfit_connector
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -58,6 +58,7 @@ class HandlerQuery:
             app.kafka, registration.name, mirror, key=_reads(registration),
         )  # fmt: skip
         self.batches.owns_store = True  # as of a run: it opens again when it is used again
+        self.batches.in_stream = True
         _must_fit(registration)
         check_options(options, self.batches.call)
         self._options = source_options(self._brokers, app.kafka, options)
@@ -81,9 +82,10 @@ class HandlerQuery:
         """Claim what is to be read, and find out where to begin."""
         batches, registration = self.batches, self._registration
         topics = self._topics()
-        self._must_be_alone()
+        is_new = self._must_be_alone()
         batches.open(self._cluster, topics, registration.start)
-        batches.survey(topics)
+        batches.survey(topics, is_new=is_new)
+        must_open_streams(self._spark, {**self._options, **self._subscription()})
         batches.claim(self._partitions(topics))
         if folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="kconsume-stream-", ignore_cleanup_errors=True)
@@ -178,16 +180,17 @@ class HandlerQuery:
         registration = self._registration
         return {"group": registration.group, "topics": _reads(registration)}
 
-    def _must_be_alone(self) -> None:
-        """A group with members is consumed by an embedded app: the two would only fence each other, by turns."""
+    def _must_be_alone(self) -> bool:
+        """A group with members is consumed by an embedded app: the two would only fence each other, by turns. Answers
+        whether the cluster knows no such group."""
         group, deadline, said = self._registration.group, time.monotonic() + _MEMBERS_LEAVE, False
         while True:
             try:
                 known = self._cluster.group(group)
             except ClientFailed:
-                return  # who may not ask, or a mock that cannot say; the epochs keep them apart
+                return False  # who may not ask, or a mock that cannot say; the epochs keep them apart
             if known is None or not known.members:
-                return
+                return known is None
             clients = ", ".join(sorted({member.client for member in known.members})[:3])
             if time.monotonic() > deadline:
                 raise ConfigurationError(

@@ -64,20 +64,20 @@ class Query:
     def checkpoint(self) -> str:
         return str(self._execution.resolvedCheckpointRoot())
 
-    @property
-    def source_options(self) -> Mapping[str, str] | None:
-        """Of its one source, as they were written; None if this Spark does not tell."""
+    def source_options(self, names: Sequence[str]) -> Mapping[str, str]:
+        """Of its one source, those of these options that were given; none if this Spark does not tell. Each question
+        goes to the JVM and back, so only what is wanted is asked for."""
         from py4j.protocol import Py4JError
 
         try:
             leaves = self._execution.logicalPlan().collectLeaves()
             found = [leaves.apply(index) for index in range(leaves.size())]
-            sources = [leaf for leaf in found if leaf.getClass().getSimpleName().startswith("Streaming")]
-            (source,) = sources
-            options = source.relation().options().asCaseSensitiveMap()
-            return {str(name): str(options[name]) for name in options}
+            (source,) = [leaf for leaf in found if leaf.getClass().getSimpleName().startswith("Streaming")]
+            options = source.relation().options()
+            given = {name: options.get(name) for name in names}  # whichever way it was spelt
+            return {name: str(value) for name, value in given.items() if value is not None}
         except (Py4JError, ValueError):
-            return None
+            return {}
 
     def doze(self, milliseconds: int) -> None:
         """On the JVM's thread of this query: what interrupts that comes out of here."""

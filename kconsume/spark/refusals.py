@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from kconsume.spark.ledger import Ledger
     from kconsume.spark.query import Query
 
-SPLITTING = ("minpartitions", "maxrecordsperpartition")
+SPLITTING = ("minPartitions", "maxRecordsPerPartition")
+_BROKERS, _SECURITY = "kafka.bootstrap.servers", "kafka.security.protocol"
 _ASYNC = "asyncprogresstrackingenabled"
 _OURS = {
     "startingoffsets": "the store says where to begin; say start= to @app.consume for partitions without an offset",
@@ -66,8 +67,7 @@ def check_query(query: Query, call: Call) -> None:
         _refuse_async()
     if "Continuous" in query.kind:
         _refuse_continuous()
-    options = query.source_options or {}
-    check_splitting(options, call)
+    check_splitting(query.source_options(SPLITTING), call)
 
 
 def check_options(options: Mapping[str, str], call: Call) -> None:
@@ -81,8 +81,9 @@ def check_options(options: Mapping[str, str], call: Call) -> None:
 
 
 def check_splitting(options: Mapping[str, str], call: Call) -> None:
+    splitting = {name.lower() for name in SPLITTING}
     for name in options:
-        if call.in_executors and name.lower() in SPLITTING:
+        if call.in_executors and name.lower() in splitting:
             raise ConfigurationError(
                 f"{call.name} is called once for each partition's range, and {name}={options[name]!r} splits ranges, "
                 f"whose rows do not show where: leave it out, or take a DataFrame"
@@ -98,18 +99,18 @@ def check_trigger(trigger: Mapping[str, object]) -> None:
 
 def source_brokers(query: Query, kafka: Mapping[str, ClientValue]) -> str:
     """Of the query's own source; where they ask who is there, a person must say it."""
-    options = {name.lower(): value for name, value in (query.source_options or {}).items()}
-    brokers = options.get("kafka.bootstrap.servers")
+    options = query.source_options((_BROKERS, _SECURITY))
+    brokers = options.get(_BROKERS)
     if brokers is None:
         raise ConfigurationError(
             "the brokers of the query's source cannot be found out, and its topics' ids must be compared: say "
             "foreach_batch(…, brokers='host:port')"
         )
-    if options.get("kafka.security.protocol", "PLAINTEXT").upper() != "PLAINTEXT" and not kafka:
+    if options.get(_SECURITY, "PLAINTEXT").upper() != "PLAINTEXT" and not kafka:
         raise ConfigurationError(
-            f"the query's source talks to {brokers} with kafka.security.protocol="
-            f"{options['kafka.security.protocol']!r}, and kconsume must ask the cluster too: say foreach_batch(…, "
-            f"brokers=…, kafka={{'security.protocol': …}}), with librdkafka's properties"
+            f"the query's source talks to {brokers} with {_SECURITY}={options[_SECURITY]!r}, and kconsume must ask the "
+            f"cluster too: say foreach_batch(…, brokers=…, kafka={{'security.protocol': …}}), with librdkafka's "
+            f"properties"
         )
     return brokers
 

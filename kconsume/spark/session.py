@@ -95,24 +95,37 @@ def is_connect(spark: SparkSession) -> bool:
 def check_connector(spark: SparkSession, bootstrap: str, topic: str, options: Mapping[str, str] | None = None) -> None:
     """Open a stream on the topic that reads nothing: a connector of another Spark passes in a batch, and only a stream
     shows that it does not fit. `options`: those of the source, for a broker that asks who is there."""
-    missing = [] if is_connect(spark) else missing_jars(spark)
-    if missing:
+    if not is_connect(spark):
+        must_have_jars(spark)
+    _open_stream(spark, {**(options or {}), "kafka.bootstrap.servers": bootstrap, "subscribe": topic})
+
+
+def must_have_jars(spark: SparkSession) -> None:
+    if missing := missing_jars(spark):
         raise ConfigurationError(
             f"Spark has no Kafka source: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing for "
             f"PySpark {jars.pyspark_version()}; open the session with kconsume.spark.open_session(connector=True), or "
             f"set spark.jars to what `{jars.FETCH}` prints, before the session is opened"
         )
-    source = spark.readStream.format("kafka").option("kafka.bootstrap.servers", bootstrap).option("subscribe", topic)
+
+
+_fits: set[str] = set()
+
+
+def must_open_streams(spark: SparkSession, options: Mapping[str, str]) -> None:
+    """The same of a source with these options, once in the life of an application: its jars do not change."""
+    application = spark.sparkContext.applicationId
+    if application not in _fits:
+        _open_stream(spark, options)
+        _fits.add(application)
+
+
+def _open_stream(spark: SparkSession, options: Mapping[str, str]) -> None:
+    source = spark.readStream.format("kafka").options(**dict(options)).option("startingOffsets", "latest")
     try:
         with TemporaryDirectory(prefix="kconsume-check-") as checkpoint:
-            stream = source.options(**dict(options or {})).option("startingOffsets", "latest").load()
-            query = (
-                stream.writeStream.format("noop")
-                .option("checkpointLocation", checkpoint)
-                .trigger(availableNow=True)
-                .start()
-            )
-            query.awaitTermination()
+            writer = source.load().writeStream.format("noop").option("checkpointLocation", f"file:{checkpoint}")
+            writer.trigger(availableNow=True).start().awaitTermination()
     except Exception as error:
         raise unfit_connector(error) or error from error
 

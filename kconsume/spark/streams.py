@@ -17,7 +17,7 @@ from kconsume.records import Partition
 from kconsume.spark.drain import on_jvm_shutdown, on_signals
 from kconsume.spark.handler_query import HandlerQuery
 from kconsume.spark.refusals import check_trigger
-from kconsume.spark.session import is_connect, missing_jars
+from kconsume.spark.session import is_connect, must_have_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,11 +57,7 @@ def stream(
     check_trigger(chosen)
     if not app.registrations:
         raise ConfigurationError("the app has no handler: decorate a function with @app.consume('topic')")
-    if missing := missing_jars(spark):
-        raise ConfigurationError(
-            f"Spark's Kafka source is not here: {', '.join(missing)} missing; put them into spark.jars before the "
-            f"session is opened (kconsume.spark.open_session(connector=True) does), or use the app's own run()"
-        )
+    must_have_jars(spark)
     more = dict(options or {})
     if max_records is not None:
         more.setdefault("maxOffsetsPerTrigger", str(max_records))

@@ -1,4 +1,5 @@
-"""A session without the connector's jars, or with one of another kind, and what the start-up check says of it.
+"""A session without the connector's jars, or with some of another kind, and what is said of it: by the check that a
+person calls, and by a stream, which must not have claimed anything by then.
 
 `python -m tests.spark.session_program BROKERS TOPIC SCRATCH [JARS]`: a process of its own, for a JVM keeps its jars.
 """
@@ -8,9 +9,16 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from pyspark.sql import DataFrame
+
+from kconsume import App
+from kconsume.backends.registry import open_store
 from kconsume.errors import ConfigurationError
-from kconsume.spark import check_connector, open_session
+from kconsume.records import Partition
+from kconsume.spark import check_connector, open_session, stream
 from tests.fix_spark import spark_settings
+
+GROUP = "checked"
 
 
 def main(brokers: str, topic: str, scratch: str, jars: str = "") -> None:
@@ -18,9 +26,19 @@ def main(brokers: str, topic: str, scratch: str, jars: str = "") -> None:
     try:
         check_connector(spark, brokers, topic)
     except ConfigurationError as refusal:
-        sys.stdout.write(f"refused: {refusal}\n")
-    else:
-        sys.stdout.write("fits\n")
+        sys.stdout.write(f"check: {refusal}\n")
+    offsets = f"sqlite:///{scratch}/offsets.db"
+    app = App(brokers, group=GROUP, offsets=offsets)
+
+    @app.consume(topic)
+    def load(df: DataFrame) -> None:
+        raise AssertionError("a record was read")
+
+    try:
+        stream(app, spark, trigger={"availableNow": True}).wait()
+    except ConfigurationError as refusal:
+        sys.stdout.write(f"stream: {refusal}\n")
+    sys.stdout.write(f"claimed: {len(open_store(offsets).load(GROUP, [Partition(topic, 0)]))}\n")
 
 
 if __name__ == "__main__":

@@ -41,7 +41,9 @@ def test_the_fetch_settings_are_those_that_are_set() -> None:
         "max.partition.fetch.bytes": "8 MB",
         "fetch.max.bytes": "64 MB",
         "max.poll.records": "20 000",
+        "fetch.max.wait.ms": "20",
     }.items():
         assert f"`{name}` {said}" in STREAMS
         number = int(said.split()[0]) * 1024 * 1024 if said.endswith("MB") else int(said.replace(" ", ""))
         assert FETCH[f"kafka.{name}"] == str(number)
+    assert len(FETCH) == 4
