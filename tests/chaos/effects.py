@@ -47,16 +47,16 @@ class SqliteEffects:
 
     @property
     def rows(self) -> int:
-        return self._ask("select count(*) from seen")
+        return self.ask("select count(*) from seen")
 
     @property
     def distinct(self) -> int:
-        return self._ask("select count(*) from (select distinct partition, position from seen)")
+        return self.ask("select count(*) from (select distinct partition, position from seen)")
 
     def by(self, worker: str) -> int:
-        return self._ask("select count(*) from seen where worker = ?", worker)
+        return self.ask("select count(*) from seen where worker = ?", worker)
 
-    def _ask(self, query: str, *values: str) -> int:
+    def ask(self, query: str, *values: str) -> int:
         with closing(sqlite3.connect(self.path, timeout=30)) as connection:
             (number,) = connection.execute(query, values).fetchone()
         return int(number)

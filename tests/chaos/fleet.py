@@ -141,6 +141,13 @@ class Fleet:
 
         eventually(looked, within=within, what=what)
 
+    def stop(self) -> None:
+        """SIGTERM, all at once; each must end well."""
+        for worker in self.members:
+            worker.process.terminate()
+        for worker in self.members:
+            assert worker.process.wait(40) == 0, worker.log[-2000:]
+
     def end(self) -> None:
         for worker in self._all:
             worker.bury()
@@ -189,6 +196,23 @@ def kill_while_working(
         hits[workers.kill(victim or workers.members[0])] += 1
         workers.grow()
     print(f"kills {hits}")  # noqa: T201  (shown when the test fails, and by -s)
+    return hits
+
+
+def kill_one_in(
+    workers: Fleet,
+    phase: Phase,
+    progress: Callable[[], int],
+    expected: int,
+    chance: random.Random,
+    *,
+    within: float,
+) -> Hits:
+    """Kill members until one was hit there: who is seen in a phase may have left it when the kill arrives."""
+    hits = Hits()
+    while not hits[phase]:
+        assert hits.total() < 5, f"nobody was hit in phase {phase.name}: {hits}"
+        hits += kill_while_working(workers, 1, progress, expected, chance, (phase,), within=within)
     return hits
 
 

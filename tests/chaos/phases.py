@@ -25,6 +25,8 @@ class Phase(enum.IntEnum):
     COMMIT = 3
     RELAY = 4
     """What was sent is confirmed, and still in the outbox."""
+    APART = 5
+    """Of a control: of two things that belong together, one is done and the other is not."""
 
 
 class Board:

@@ -12,20 +12,25 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from kconsume import Partition
-from kconsume.backends import postgres, postgres_sql, redis_script, sqlite
+import psycopg
+from confluent_kafka import Producer
+
+from kconsume import Outgoing, Partition
+from kconsume.backends import postgres, postgres_letters, postgres_sql, redis_script, sqlite
 from kconsume.backends.abc import TransactionalStore, Tx
 from kconsume.backends.outbox_table import Posted
 from kconsume.backends.postgres_tx import PostgresTx
 from kconsume.backends.redis import RedisStore
 from kconsume.errors import StoreUnavailable
+from kconsume.failures.letters import Letter
 from kconsume.runtime import work
 from kconsume.runtime.budget import Deadline
 from kconsume.runtime.holding import Holding
 from kconsume.runtime.lanes import Lane
 from kconsume.runtime.loop import Loop
+from kconsume.runtime.mail import Mail
 from kconsume.runtime.relay import Relay
 from kconsume.runtime.steps import Outcome, PassOver, Try
 from kconsume.runtime.tenancy import Tenancy
@@ -90,6 +95,32 @@ def delete_what_is_not_confirmed(board: Board) -> None:
         send_lot(self, partition, strand, rows, known)
 
     Relay._send_lot = too_soon  # type: ignore[method-assign]
+
+
+def part_letters_from_their_offsets(board: Board, brokers: str, database: str) -> None:
+    """Each is written when the offset has passed its record: not before, for what is there is not written again."""
+    keep, producer = Mail.keep, Producer({"bootstrap.servers": brokers, "acks": "all", "log_level": 0})
+
+    def without_letters(self: Mail, sent: Sequence[Outgoing], letters: Sequence[Letter], tx: Tx) -> None:
+        keep(self, sent, (), tx)
+
+    def then_write(self: Mail, partition: Partition, sent: Sequence[Outgoing], letters: Sequence[Letter]) -> None:
+        for letter in letters:
+            with board.during(Phase.APART, Phase.IDLE):
+                time.sleep(0.01)
+            if self._table is not None:
+                write(self._table, letter)
+            else:
+                headers: list[tuple[str, str | bytes | None]] = [*letter.headers, *letter.marks]
+                producer.produce(cast(str, self._topic), letter.value, letter.key, headers=headers)
+                producer.flush()
+
+    def write(table: str, letter: Letter) -> None:
+        with psycopg.connect(database) as own:
+            for statement in (*postgres_letters.made(table), *postgres_letters.kept(table, [letter])):
+                own.execute(*statement)
+
+    Mail.keep, Mail.left = without_letters, then_write  # type: ignore[method-assign]
 
 
 def notice_slowly() -> None:

@@ -4,34 +4,41 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias, cast
 
 import psycopg
 import pytest
+from confluent_kafka import Message
 
 from kconsume.failures.letters import read_marks
-from kconsume.records import record_of
+from kconsume.records import Headers
 from kconsume.testing.services import KafkaService
 from tests.chaos.effects import EffectsOf, FileEffects, PostgresEffects, SqliteEffects
-from tests.chaos.fleet import UNREADABLE, Job, fill, fleet, kill_while_working
+from tests.chaos.fleet import UNREADABLE, Hits, Job, fill, fleet, kill_one_in, kill_while_working
 from tests.chaos.form import PATIENCE, TIMEOUT, form, printed_seed
 from tests.chaos.phases import Phase
+from tests.chaos.test_outbox import waiting
 from tests.chaos.worker import is_hanging, is_poison
 from tests.contract.test_output import everything
 from tests.fix_kafka import MakeTopic
 
-pytestmark = pytest.mark.timeout(TIMEOUT)
+# SQLite has one transaction at a time: in the long form, its two hundred hanging calls are waited for one by one.
+pytestmark = pytest.mark.timeout(form(short=TIMEOUT, long=2 * TIMEOUT))
 
 PARTITIONS = form(short=4, long=12)
-EACH = form(short=1_500, long=16_700)
-"""Records a partition: 200,000 in the long form."""
 KILLS = form(short=4, long=30)
-INSIDE = (Phase.HANDLER, Phase.TRANSACTION, Phase.COMMIT)
+INSIDE = (Phase.TRANSACTION, Phase.COMMIT)
+"""Handlers that may hang have threads of their own: their lane is in the transaction meanwhile."""
+IN_TRANSACTION = form(short=1, long=15)
+"""So many kills, of those above, are inside one at the least."""
 
 Place: TypeAlias = tuple[int, int]
+Database: TypeAlias = SqliteEffects | PostgresEffects
 
 
 def is_unreadable(offset: int) -> bool:
@@ -43,83 +50,174 @@ def value_at(offset: int) -> bytes:
     return UNREADABLE if is_unreadable(offset) else b"x"
 
 
-ALL = {(partition, offset) for partition in range(PARTITIONS) for offset in range(EACH)}
-DEAD = {place for place in ALL if is_poison(place[1]) or is_unreadable(place[1]) or is_hanging(place[1])}
+@dataclass(frozen=True)
+class Records:
+    """What is in the topic, so many in each partition."""
+
+    each: int
+
+    @property
+    def all(self) -> set[Place]:
+        return {(partition, offset) for partition in range(PARTITIONS) for offset in range(self.each)}
+
+    @property
+    def dead(self) -> set[Place]:
+        return {place for place in self.all if is_poison(place[1]) or is_unreadable(place[1]) or is_hanging(place[1])}
+
+
+MANY = Records(form(short=1_500, long=16_700))
+"""200,000 in the long form."""
+FEW = Records(400)
+"""For the control: none of them hangs."""
+
+
+# In a table
 
 
 @pytest.mark.parametrize("store", ["sqlite", "postgres"])
 def test_in_a_table_each_dead_letter_is_there_once_whatever_is_killed(
     kafka: KafkaService, topic: MakeTopic, group: str, tmp_path: Path, effects_of: EffectsOf, store: str
 ) -> None:
-    effects = effects_of(store)
-    assert isinstance(effects, SqliteEffects | PostgresEffects)
-    rows = reader_of(effects)
-
-    def places(table: str, position: str) -> list[Place]:
-        return rows(f"select partition, {position} from {table}")
-
-    def dead() -> list[Place]:
-        return places("dead", "record_offset")
-
+    effects = cast(Database, effects_of(store))
     job = Job(kafka.bootstrap, topic(PARTITIONS), group, effects.offsets, tmp_path, ("--dead-table=dead",))
-    kill_and_finish(job, lambda: effects.rows, lambda: effects.rows + len(dead()) >= len(ALL))
-    good, buried = places("seen", "position"), dead()
-    assert Counter(buried) == Counter(DEAD), "each exactly once"
-    assert Counter(good) == Counter(ALL - DEAD), "nothing of a record that failed stays, and all others are there once"
+    hits = kill_and_finish(job, MANY, lambda: effects.rows, lambda: has_passed(effects, MANY))
+    assert hits.in_transaction >= IN_TRANSACTION, f"too few kills inside a transaction: {hits}"
+    check_the_table(effects, MANY)
+
+
+def check_the_table(effects: Database, records: Records) -> None:
+    good, buried = places(effects, "seen", "position"), places(effects, "dead", "record_offset")
+    check_none_is_missing(buried, records)
+    assert Counter(buried) == Counter(records.dead), "each exactly once"
+    check_good(good, records, exactly=True)
+
+
+# In a topic
+
+
+@pytest.mark.parametrize("store", ["sqlite", "postgres"])
+def test_in_a_topic_by_the_outbox_each_is_there_by_its_origin_whatever_is_killed(
+    kafka: KafkaService, topic: MakeTopic, group: str, tmp_path: Path, effects_of: EffectsOf, store: str
+) -> None:
+    effects, letters = cast(Database, effects_of(store)), topic(2)
+    records = Records(form(short=800, long=MANY.each))
+    job = Job(kafka.bootstrap, topic(PARTITIONS), group, effects.offsets, tmp_path, (f"--dead-topic={letters}",))
+    hits = kill_and_finish(
+        job, records, lambda: effects.rows, lambda: has_passed(effects, records) and waiting(effects) == 0,
+        kills=form(short=2, long=KILLS), phases=(*INSIDE, Phase.RELAY), first_in=Phase.RELAY,
+    )  # fmt: skip
+    assert hits.in_transaction >= IN_TRANSACTION, f"too few kills inside a transaction: {hits}"
+    check_good(places(effects, "seen", "position"), records, exactly=True)
+    check_the_topic(kafka, letters, records)
 
 
 def test_in_a_topic_each_is_there_by_its_origin_and_no_record_is_lost(
     kafka: KafkaService, topic: MakeTopic, group: str, tmp_path: Path
 ) -> None:
-    effects, letters = FileEffects(tmp_path / "seen.txt"), topic(1)
+    """With Kafka's own offsets: at least once."""
+    effects, letters = FileEffects(tmp_path / "seen.txt"), topic(2)
 
-    def buried() -> set[Place]:
-        found = (marks_of(message) for message in everything(kafka.bootstrap, letters))
-        return {(int(marks["partition"]), int(marks["offset"])) for marks in found}
+    def is_done() -> bool:
+        if effects.distinct + len(MANY.dead) < len(MANY.all):
+            return False
+        return {place_of(message) for message in everything(kafka.bootstrap, letters)} >= MANY.dead
 
     job = Job(kafka.bootstrap, topic(PARTITIONS), group, effects.offsets, tmp_path, (f"--dead-topic={letters}",))
+    hits = kill_and_finish(job, MANY, lambda: effects.rows, is_done, phases=(Phase.HANDLER,))
+    assert hits[Phase.HANDLER] > 0, f"no kill inside a handler: {hits}"
+    good = [cast(Place, tuple(map(int, line.split()))) for line in effects.path.read_bytes().splitlines()]
+    check_good(good, MANY, exactly=False)
+    check_the_topic(kafka, letters, MANY)
+
+
+def check_the_topic(kafka: KafkaService, letters: str, records: Records) -> None:
+    """Some may be there twice, after a kill of who sent them: they have the same origin, and by that are one."""
+    found, by_origin = everything(kafka.bootstrap, letters), dict[str, Place]()
+    for message in found:
+        origin, place = marks_of(message)["origin"], place_of(message)
+        assert origin.endswith(":{}:{}".format(*place)), "an origin is a place"
+        assert by_origin.setdefault(origin, place) == place, "and that of one record"
+    print(f"letters={len(found)} repeated={len(found) - len(by_origin)}")  # noqa: T201  (shown when the test fails)
+    check_none_is_missing(by_origin.values(), records)
+    assert Counter(by_origin.values()) == Counter(records.dead), "nothing else is there, and nothing by two origins"
+
+
+def marks_of(message: Message) -> dict[str, str]:
+    return read_marks(cast(Headers, message.headers()))
+
+
+def place_of(message: Message) -> Place:
+    marks = marks_of(message)
+    return int(marks["partition"]), int(marks["offset"])
+
+
+# Both
+
+
+@pytest.mark.parametrize("way", ["table", "topic"])
+def test_control_letters_that_are_written_when_their_offset_has_passed_are_lost_by_a_kill(
+    kafka: KafkaService, topic: MakeTopic, group: str, tmp_path: Path, effects_of: EffectsOf, way: str
+) -> None:
+    """The same kills, and the same look at what is there."""
+    effects, letters = cast(Database, effects_of("postgres")), topic(2)
+    flags = ("--dead-table=dead" if way == "table" else f"--dead-topic={letters}", "--letters-apart")
+    job = Job(kafka.bootstrap, topic(PARTITIONS), group, effects.offsets, tmp_path, flags)
     kill_and_finish(
-        job,
-        lambda: effects.rows,
-        lambda: effects.distinct + len(DEAD) >= len(ALL) and buried() == DEAD,
-        phases=(Phase.HANDLER,),
-    )
-    good = {tuple(map(int, line.split())) for line in effects.path.read_bytes().splitlines()}
-    assert good == ALL - DEAD
-    origins = {marks_of(message)["origin"] for message in everything(kafka.bootstrap, letters)}
-    assert len(origins) == len(DEAD), "repeated ones, if there are any, have the same origin"
+        job, FEW, lambda: effects.rows, lambda: has_passed(effects, FEW),
+        kills=0, first_in=Phase.APART, in_peace=True,
+    )  # fmt: skip
+    check_good(places(effects, "seen", "position"), FEW, exactly=True)
+    look = partial(check_the_table, effects) if way == "table" else partial(check_the_topic, kafka, letters)
+    with pytest.raises(AssertionError, match="nothing is missing"):
+        look(FEW)
 
 
-def marks_of(message: Any) -> dict[str, str]:
-    return read_marks(record_of(message, "").headers)
+def check_none_is_missing(buried: Iterable[Place], records: Records) -> None:
+    missing = records.dead - set(buried)
+    assert not missing, f"nothing is missing: {sorted(missing)[:10]} and {len(missing)} in all"
+
+
+def check_good(good: Sequence[Place], records: Records, *, exactly: bool) -> None:
+    assert not set(good) & records.dead, "nothing of a record that failed stays"
+    assert set(good) | records.dead == records.all, "and all others are there"
+    assert not exactly or len(good) == len(set(good)), "once"
 
 
 def kill_and_finish(
-    job: Job, counted: Callable[[], int], done: Callable[[], bool], *, phases: tuple[Phase, ...] = INSIDE
-) -> None:
-    fill(job, EACH * PARTITIONS, PARTITIONS, value_at)
+    job: Job,
+    records: Records,
+    counted: Callable[[], int],
+    done: Callable[[], bool],
+    *,
+    kills: int = KILLS,
+    phases: tuple[Phase, ...] = INSIDE,
+    first_in: Phase | None = None,
+    in_peace: bool = False,
+) -> Hits:
+    """`first_in`: where one is hit before the others, whatever comes. `in_peace`: those that are left may end what they
+    have begun."""
+    fill(job, records.each * PARTITIONS, PARTITIONS, value_at)
+    chance, hits, expected = printed_seed(), Hits(), len(records.all - records.dead)
     with fleet(job) as workers:
         for _ in range(2):
             workers.grow()
-        kill_while_working(workers, KILLS, counted, len(ALL) - len(DEAD), printed_seed(), phases, within=PATIENCE)
+        if first_in is not None:
+            hits += kill_one_in(workers, first_in, counted, expected // 8, chance, within=PATIENCE)
+        hits += kill_while_working(workers, kills, counted, expected, chance, phases, within=PATIENCE)
         workers.await_work(done, within=PATIENCE, what="every record is done or dead")
+        if in_peace:
+            workers.stop()
+    return hits
 
 
-def reader_of(effects: SqliteEffects | PostgresEffects) -> Callable[[str], list[Place]]:
-    def in_sqlite(query: str) -> list[Place]:
-        assert isinstance(effects, SqliteEffects)
+def has_passed(effects: Database, records: Records) -> bool:
+    return effects.ask("select sum(next_offset) from kconsume_offsets") == len(records.all)
+
+
+def places(effects: Database, table: str, position: str) -> list[Place]:
+    query = f"select partition, {position} from {table}"
+    if isinstance(effects, SqliteEffects):
         with closing(sqlite3.connect(effects.path, timeout=30)) as connection:
-            try:
-                return [(partition, offset) for partition, offset in connection.execute(query)]
-            except sqlite3.OperationalError:
-                return []  # the table is made with the first letter
-
-    def in_postgres(query: str) -> list[Place]:
-        assert isinstance(effects, PostgresEffects)
-        with psycopg.connect(effects.looked_at, autocommit=True) as connection:
-            try:
-                return [(partition, offset) for partition, offset in connection.execute(query)]
-            except psycopg.errors.UndefinedTable:
-                return []
-
-    return in_sqlite if isinstance(effects, SqliteEffects) else in_postgres
+            return connection.execute(query).fetchall()
+    with psycopg.connect(effects.looked_at, autocommit=True) as connection:
+        return [(partition, offset) for partition, offset in connection.execute(query)]

@@ -38,6 +38,16 @@ def test_killed_consumers_behind_pgbouncer_lose_nothing_and_repeat_nothing(postg
     assert hits.in_transaction >= IN_TRANSACTION, f"too few kills inside a transaction: {hits}"
 
 
+def test_control_effects_outside_the_offsets_transaction_are_there_twice_after_a_kill(
+    effects_of: EffectsOf, work: Work
+) -> None:
+    """The same kills, and the same look at what is there."""
+    effects, few = effects_of("postgres"), 400 * PARTITIONS
+    with pytest.raises(AssertionError, match="rows = distinct = produced"):
+        kill_and_finish(work(effects.offsets, few, PARTITIONS, "--effects-apart"), effects, 2, records=few)
+    assert effects.rows > effects.distinct == few
+
+
 def test_killed_consumers_lose_nothing_with_kafka_offsets_and_repeat_a_window_at_most(
     work: Work, tmp_path: Path
 ) -> None:
@@ -51,18 +61,24 @@ def test_killed_consumers_lose_nothing_with_kafka_offsets_and_repeat_a_window_at
 
 
 def kill_and_finish(
-    job: Job, effects: Effects, kills: int = KILLS, *, phases: Sequence[Phase] = INSIDE, exactly: bool = True
+    job: Job,
+    effects: Effects,
+    kills: int = KILLS,
+    *,
+    records: int = RECORDS,
+    phases: Sequence[Phase] = INSIDE,
+    exactly: bool = True,
 ) -> Hits:
     chance = printed_seed()
     with fleet(job) as workers:
         for _ in range(PROCESSES):
             workers.grow()
-        hits = kill_while_working(workers, kills, lambda: effects.rows, RECORDS, chance, phases, within=PATIENCE)
+        hits = kill_while_working(workers, kills, lambda: effects.rows, records, chance, phases, within=PATIENCE)
         workers.await_work(
-            lambda: effects.rows >= RECORDS and effects.distinct == RECORDS,
+            lambda: effects.rows >= records and effects.distinct == records,
             within=PATIENCE,
             what="every record has its effect",
         )
     if exactly:
-        assert (effects.rows, effects.distinct) == (RECORDS, RECORDS), "rows = distinct = produced"
+        assert (effects.rows, effects.distinct) == (records, records), "rows = distinct = produced"
     return hits

@@ -3,7 +3,7 @@
 Each record has one effect: a row or a list's item, in the offset's transaction, or with `kafka://` a line in a file. A
 little work for each, so that faults hit it. With `--dead-topic` or `--dead-table`, handlers fail on some of them, and
 hang on others; with `--delays` as well, some pass later, on a retry topic, and none hang. With `--to`, each record is
-sent on. Where it is at each moment, it says on its board (`phases.py`).
+sent on. Where it is at each moment, it says on its board (`phases.py`). The flags that take a guard away are controls.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.chaos.phases import Board, Phase
 QUICK: dict[str, ClientValue] = {"session.timeout.ms": 2000, "heartbeat.interval.ms": 250}
 
 
-LIMIT = 4.0
+LIMIT = 2.0
 """Seconds for a call, if handlers are to fail: only what hangs takes so long, also on a busy machine."""
 
 
@@ -66,9 +66,9 @@ def main() -> None:
     elif dead_letter is None:
         app.consume(asked.topic, chunk=asked.chunk)(_handler(asked, board))
     else:
-        handler, limit = _handler(asked, board), None if asked.delays else LIMIT
         retry = RetryTopics(asked.delays) if asked.delays else Retry(2, wait=0.02, give_up_on=HandlerTimeout)
-        app.consume(asked.topic, chunk=asked.chunk, retry=retry, on_error=dead_letter, timeout=limit)(handler)
+        handler = _handler(asked, board)
+        app.consume(asked.topic, chunk=asked.chunk, retry=retry, on_error=dead_letter, timeout=_limit(asked))(handler)
     app.run()
 
 
@@ -87,6 +87,8 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--die-once", help="the first whose outbox has sent something dies; the file that says so")
     for flag in ("hot-row", "slow-to-notice", "no-fence", "retry-unknown", "kip-848", "no-intake", "delete-first"):
         parser.add_argument(f"--{flag}", action="store_true")
+    for flag in ("effects-apart", "letters-apart"):
+        parser.add_argument(f"--{flag}", action="store_true", help="they are not a part of the offset's transaction")
     return parser.parse_args()
 
 
@@ -100,14 +102,21 @@ def _dead_letter(asked: argparse.Namespace) -> DeadLetter | None:
     return None if asked.dead_topic is None else DeadLetter(asked.dead_topic)
 
 
+def _limit(asked: argparse.Namespace) -> float | None:
+    """Seconds for a call, where some hang."""
+    return None if asked.delays or _dead_letter(asked) is None else LIMIT
+
+
 def _sabotage(asked: argparse.Namespace, board: Board) -> None:
     if asked.no_fence:
         sabotage.take_the_fence_away()
     sabotage.watch_transactions(board)
     if asked.delete_first:
         sabotage.delete_what_is_not_confirmed(board)
-    elif asked.to is not None:
+    elif asked.to is not None or asked.dead_topic is not None:
         sabotage.watch_the_relay(board)
+    if asked.letters_apart:
+        sabotage.part_letters_from_their_offsets(board, asked.brokers, asked.offsets)
     if asked.slow_to_notice:
         sabotage.notice_slowly()
     if asked.retry_unknown:
@@ -139,6 +148,8 @@ def _handler(asked: argparse.Namespace, board: Board) -> Callable[..., None]:
     """The handler for the store, which names its transaction by an annotation."""
     scheme, name, seconds = asked.offsets.partition(":")[0], asked.name, asked.work
     some_fail = _dead_letter(asked) is not None
+    # With a limit, a call has a thread of its own, and the lane's is the one that is in the transaction.
+    after = Phase.TRANSACTION if _limit(asked) is None else Phase.IDLE
 
     def fail_on_some(record: Record) -> None:
         if asked.delays:
@@ -147,24 +158,26 @@ def _handler(asked: argparse.Namespace, board: Board) -> Callable[..., None]:
         elif some_fail and is_poison(record.offset):
             raise LookupError(f"poison at {record.offset}")
         elif some_fail and is_hanging(record.offset):
+            board.set(Phase.IDLE)  # of this thread, for good: it is given up, and nothing is done by it any more
             threading.Event().wait()
 
     def write(value: str, record: Record, tx: sqlite3.Connection) -> None:
-        with board.during(Phase.HANDLER, Phase.TRANSACTION):
+        with board.during(Phase.HANDLER, after):
             tx.execute("insert into seen values (?, ?, ?)", (record.partition, record.offset, name))
             time.sleep(seconds)
             fail_on_some(record)
 
     def insert(value: str, record: Record, tx: psycopg.Connection) -> None:
-        with board.during(Phase.HANDLER, Phase.TRANSACTION):
+        with board.during(Phase.HANDLER, after):
             if asked.hot_row:
                 tx.execute("update counter set n = n + 1 where id = 1")
-            tx.execute("insert into seen values (%s, %s, %s)", (*first_place(record), name))
+            place = apart or tx
+            place.execute("insert into seen values (%s, %s, %s)", (*first_place(record), name))
             time.sleep(seconds)
             fail_on_some(record)
 
     def push(value: str, record: Record, tx: Pipeline) -> None:
-        with board.during(Phase.HANDLER, Phase.TRANSACTION):
+        with board.during(Phase.HANDLER, after):
             tx.rpush(f"seen:{record.partition}", f"{record.offset} {name}")
             time.sleep(seconds)
             fail_on_some(record)
@@ -175,6 +188,7 @@ def _handler(asked: argparse.Namespace, board: Board) -> Callable[..., None]:
             fail_on_some(record)
             os.write(file, b"%d %d\n" % (record.partition, record.offset))
 
+    apart = psycopg.connect(asked.offsets, autocommit=True) if asked.effects_apart else None
     if scheme == "kafka":
         file = os.open(asked.out, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     handlers: dict[str, Callable[..., None]] = {
