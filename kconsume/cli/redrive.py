@@ -228,13 +228,15 @@ def _send_rows(
 def _in_chunks(
     chosen: Iterable[Chosen], send: Callable[[Sequence[Chosen]], int], rate: float | None, report: Progress
 ) -> int:
-    """How many were sent."""
+    """How many were sent. What was slow is not caught up with: that would be more in a second than was asked for."""
     size = _CHUNK if rate is None else max(1, min(_CHUNK, int(rate)))
-    start, sent, chunk = time.monotonic(), 0, list[Chosen]()
+    due, sent, chunk = time.monotonic(), 0, list[Chosen]()
 
     def flush() -> int:
+        nonlocal due
         if rate is not None:
-            time.sleep(max(0.0, start + sent / rate - time.monotonic()))
+            time.sleep(max(0.0, due - time.monotonic()))
+            due = max(due, time.monotonic()) + len(chunk) / rate
         done = send(chunk)
         report(sent + done)
         chunk.clear()

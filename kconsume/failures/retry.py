@@ -93,14 +93,28 @@ def _stop(attempts: object) -> Any:
         raise ConfigurationError(f"Retry(attempts={attempts!r}) never calls the handler: use 1 or more")
     if isinstance(attempts, int):
         return tenacity.stop_after_attempt(attempts)
-    if attempts is tenacity.stop_never:
+    if _never_ends(attempts):
         raise ConfigurationError(
-            "Retry(stop_never) never ends, and one bad record would hold its partition for ever: give a number of "
-            "attempts, or stop_after_delay(seconds)"
+            f"Retry({_name(attempts).removeprefix('_')}) never ends, and one bad record would hold its partition for "
+            f"ever: give a number of attempts, or stop_after_delay(seconds)"
         )
     if not callable(attempts) or isinstance(attempts, type):
         raise ConfigurationError(f"Retry(attempts={attempts!r}) is no number: write Retry(attempts=5)")
     return attempts
+
+
+def _never_ends(stop: object) -> bool:
+    """As far as tenacity's own objects tell."""
+    import tenacity
+
+    if isinstance(stop, tenacity.stop_any | tenacity.stop_all):
+        enough = all if isinstance(stop, tenacity.stop_any) else any
+        return enough(map(_never_ends, stop.stops))
+    if isinstance(stop, tenacity.stop_after_attempt):
+        return not stop.max_attempt_number < float("inf")
+    if isinstance(stop, tenacity.stop_after_delay | tenacity.stop_before_delay):
+        return not stop.max_delay < float("inf")
+    return stop is tenacity.stop_never
 
 
 def _wait(wait: object) -> Any:

@@ -27,8 +27,9 @@ from confluent_kafka.admin._resource import ResourceType
 
 from kconsume.backends import OffsetStore, PostgresStore, SqliteStore, TransactionalStore, open_store
 from kconsume.backends.letter_sending import sender_in
+from kconsume.cli import redrive as redrive_module
 from kconsume.cli.redrive import redrive
-from kconsume.cli.redrive_choice import Choice, Found, Left, Route, Wish, addressed
+from kconsume.cli.redrive_choice import Choice, Chosen, Found, Left, Route, Wish, addressed
 from kconsume.failures.letters import Letter, read_marks
 from kconsume.records import Partition
 from kconsume.testing.broker import attach
@@ -138,6 +139,81 @@ def reserved_in_the_end(shop: Shop, *numbers: int) -> None:
     eventually(lambda: shop.reserved() == sorted(numbers), what=f"{numbers} are reserved, and {running.err}")
     running.process.terminate()
     running.end()
+
+
+class Clock:
+    """Stands for `time` where letters are sent: a pause takes no time but its own. Sending one chunk of each `slow`
+    takes three seconds."""
+
+    def __init__(self, *, slow: int = 0) -> None:
+        self.now, self.slow, self.sent = 1000.0, slow, list[tuple[float, int]]()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds >= 0
+        self.now += seconds
+
+    def send(self, chunk: Sequence[Chosen]) -> int:
+        self.sent.append((self.now, len(chunk)))
+        if self.slow and len(self.sent) % self.slow == 0:
+            self.now += 3.0
+        return len(chunk)
+
+
+class TestThePace:
+    """Of what is sent back with `--rate`, by a clock of the test's own."""
+
+    LETTERS = 1_050
+
+    def paced(self, clock: Clock, rate: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(redrive_module, "time", clock)
+        told: list[int] = []
+
+        def report(done: int) -> None:
+            told.append(done)
+
+        chosen = cast("list[Chosen]", range(self.LETTERS))
+        assert redrive_module._in_chunks(chosen, clock.send, rate, report) == self.LETTERS == told[-1]
+
+    def check(self, clock: Clock, rate: float) -> None:
+        for first in range(len(clock.sent)):
+            count = 0
+            for last in range(first + 1, len(clock.sent)):
+                count += clock.sent[last - 1][1]
+                seconds = clock.sent[last][0] - clock.sent[first][0]
+                assert count <= rate * seconds + 0.001, f"{count} in {seconds} s"
+
+    @pytest.mark.parametrize("slow", [0, 3])
+    @pytest.mark.parametrize("rate", [0.5, 1, 7.5, 20, 450])
+    def test_no_more_are_sent_than_the_rate_also_after_a_chunk_that_took_long(
+        self, rate: float, slow: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        clock = Clock(slow=slow)
+        self.paced(clock, rate, monkeypatch)
+        self.check(clock, rate)
+        assert max(count for _, count in clock.sent) <= max(1, rate)
+
+    @pytest.mark.parametrize("rate", [0.5, 20, 450])
+    def test_nor_are_they_held_longer_than_it_asks(self, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        clock = Clock()
+        self.paced(clock, rate, monkeypatch)
+        (first, _), (last, count) = clock.sent[0], clock.sent[-1]
+        assert first == 1000.0
+        assert last == pytest.approx(first + (self.LETTERS - count) / rate)
+
+    def test_without_one_all_are_sent_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        clock = Clock()
+        self.paced(clock, None, monkeypatch)
+        assert {moment for moment, _ in clock.sent} == {1000.0}
+
+    def test_control_pauses_that_are_not_made_are_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        clock = Clock(slow=3)
+        monkeypatch.setattr(clock, "sleep", lambda _: None)
+        self.paced(clock, 20, monkeypatch)
+        with pytest.raises(AssertionError, match="20 in 0"):
+            self.check(clock, 20)
 
 
 class TestTheChoice:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import Message, Producer
+from confluent_kafka import KafkaError, Message, Producer
 
 from kconsume import (
     App,
@@ -155,6 +155,34 @@ def test_good_and_dead_are_disjoint_and_all_and_a_letter_keeps_its_record(arena:
             assert "Traceback" in said["kconsume-trace"]
             assert "test_failures.py" in said["kconsume-trace"], "where in the handler it was raised"
             assert said["kconsume-origin"] == ids[offset]
+
+
+def test_a_dead_letter_of_a_dead_letter_says_where_it_came_from_first_and_why_it_failed_now(
+    arena: Arena, group: str
+) -> None:
+    source, dead, deader = arena.topic(1), arena.topic(1), arena.topic(1)
+    write(arena, source, [b"good", b"bad"])
+    later, ids = unique("later"), list[str]()
+
+    def check(record: Record) -> None:
+        if record.value == b"bad":
+            ids.append(record.id)
+            raise LookupError("at first") if record.topic == source else ArithmeticError("again")
+
+    for who, topic, then in ((group, source, dead), (later, dead, deader)):
+        app = arena.app(who)
+        consume(app, topic, "thread", check, [], on_error=DeadLetter(then))
+        app.catch_up(idle=0.2)
+    ((first,), (second,)) = (everything(arena.bootstrap, topic) for topic in (dead, deader))
+    before, now = marks(first), marks(second)
+    assert now["kconsume-origin"] == before["kconsume-origin"] == ids[0] != ids[1]
+    kept = ("topic", "partition", "offset", "timestamp", "origin")
+    assert [now[f"kconsume-{name}"] for name in kept] == [source, "0", "1", str(AN_HOUR_AGO + 1), ids[0]]
+    of_its_own = ("group", "exception", "message")
+    assert [before[f"kconsume-{name}"] for name in of_its_own] == [group, "builtins.LookupError", "at first"]
+    assert [now[f"kconsume-{name}"] for name in of_its_own] == [later, "builtins.ArithmeticError", "again"]
+    assert (second.key(), second.value(), second.timestamp()) == (b"key-1", b"bad", first.timestamp())
+    assert own_headers(second) == headers_of(1), "and the record's own headers, and each mark once"
 
 
 def test_a_tombstone_without_a_key_stays_one(arena: Arena, group: str) -> None:
@@ -414,6 +442,54 @@ def test_a_dead_letter_topic_that_is_missing_holds_the_lane_until_it_is_made(
         assert app.rebalances() == before
     assert texts(real, dead) == ["bad"]
     assert stored(real, group, source) == 7
+
+
+class NotYet(Exception):
+    """Raised for the other partition, until it is to flow."""
+
+
+@pytest.mark.parametrize("form", ["thread", "async"])
+def test_replicas_that_are_not_in_sync_hold_the_lane_until_they_are(
+    one_broker: Arena, group: str, form: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where `min.insync.replicas` is not met. A real broker alone always meets it: it never asks for more replicas
+    than a topic has. Nothing at all can be written meanwhile, and so the records are there before."""
+    source, dead, faults = one_broker.topic(2), one_broker.topic(1), one_broker.embedded
+    assert faults is not None
+    one_broker.produce(source, ["0:0", "bad", "0:after"], 0)
+    one_broker.produce(source, ["1:0", "1:1"], 1)
+    app, seen = one_broker.app(group, kafka={**HASTY, "message.timeout.ms": 1000}), list[str]()
+    flows = threading.Event()
+
+    def check(record: Record) -> None:
+        if record.value == b"bad":
+            raise LookupError("never")
+        if record.partition == 1 and not flows.is_set():
+            raise NotYet
+
+    retry = Retry(100_000, wait=0.05, on=NotYet)
+    consume(app, source, form, check, seen, retry=retry, on_error=DeadLetter(dead))
+
+    def held() -> list[str]:
+        return [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR and "held" in r.msg]
+
+    faults.fail_next("Produce", *[KafkaError.NOT_ENOUGH_REPLICAS] * 1000)
+    try:
+        with app.running():
+            eventually(held, what="it is said")
+            assert f"held record={source}/0@1" in held()[0]
+            assert f"a record to topic '{dead}' was not confirmed within 1 s" in held()[0]
+            flows.set()
+            eventually(lambda: seen[-2:] == ["1:0", "1:1"], what="the other partition flows")
+            eventually(lambda: len(held()) > 1, what="it is tried again")
+            eventually(lambda: stored(one_broker, group, source) == 1, what="passed up to it, and no further")
+            assert texts(one_broker, dead) == []
+            faults.clear_failures("Produce")
+            eventually(lambda: stored(one_broker, group, source) == 3, what="it goes on by itself")
+    finally:
+        faults.clear_failures("Produce")
+    assert texts(one_broker, dead) == ["bad"]
+    assert sorted(seen) == ["0:0", "0:after", "1:0", "1:1"], "each once: those behind it may run, and are not passed"
 
 
 def test_a_dead_letter_that_is_too_large_holds_the_lane_and_is_written_once_it_may_be(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ from kconsume.records import Partition
 from kconsume.testing import EmbeddedKafka
 from kconsume.testing.services import LocalPostgres
 from tests.fix_kafka import produce
-from tests.integration.postgres_roles import a_role, as_user
+from tests.integration.postgres_roles import a_role, a_server_with_passwords, as_user
 
 ORDERS = Partition("orders", 0)
 REFUSING = """
@@ -85,17 +86,40 @@ def test_a_host_that_is_not_there_is_unavailable_and_tried_again() -> None:
         open_store("postgresql://shop:hunter2@localhost:1/shop").groups()
 
 
-def test_a_wrong_password_stops_an_app_before_it_consumes_anything(postgres_url: str) -> None:
+def test_a_role_that_is_not_there_stops_an_app_before_it_consumes_anything(postgres_url: str) -> None:
     with EmbeddedKafka({"orders": 1}) as broker:
-        app = App(broker.bootstrap, group="shop", offsets=as_user(postgres_url, "nobody_at_all"))
-
-        @app.consume("orders", partitions=[0])
-        def reserve(order: bytes, tx: psycopg.Connection) -> None:
-            raise AssertionError(order)
-
-        produce(broker.bootstrap, "orders", ["1"])
+        app, seen = one_handler(broker, as_user(postgres_url, "nobody_at_all"))
         with pytest.raises(ConfigurationError, match="does not let us in"):
             app.catch_up(idle=0.1)
+    assert seen == []
+
+
+def test_a_wrong_password_stops_an_app_before_it_consumes_anything_and_is_not_shown(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with a_server_with_passwords() as address, EmbeddedKafka({"orders": 1}) as broker:
+        app, seen = one_handler(broker, address("hunter2"))
+        with pytest.raises(ConfigurationError, match="does not let us in") as refused:
+            app.catch_up(idle=0.1)
+        assert seen == []
+        assert "password authentication failed" in str(refused.value)
+        assert "hunter2" not in str(refused.value) + caplog.text
+        mended, seen = one_handler(broker, address("right"))
+        mended.catch_up(idle=0.1)
+        assert seen == [b"1", b"1"]
+
+
+def one_handler(broker: EmbeddedKafka, offsets: str) -> tuple[App, list[bytes]]:
+    """An app with one more record to handle, and what it has handled."""
+    app, seen = App(broker.bootstrap, group="shop", offsets=offsets), list[bytes]()
+
+    @app.consume("orders", partitions=[0])
+    def reserve(order: bytes, tx: psycopg.Connection) -> None:
+        seen.append(order)
+
+    produce(broker.bootstrap, "orders", ["1"])
+    return app, seen
 
 
 def test_a_role_without_rights_on_the_tables_is_told_which(

@@ -18,7 +18,7 @@ from kconsume.cli.findings import Finding
 from kconsume.cli.findings_postgres import of_stores
 from kconsume.cli.schema import migrated
 from kconsume.testing.services import LocalPostgres
-from tests.integration.postgres_roles import a_role, added, as_user
+from tests.integration.postgres_roles import a_role, a_server_with_passwords, added, as_user
 from tests.integration.test_postgres_schema import VERSION_1, columns, use
 
 APP = """
@@ -334,17 +334,9 @@ def test_a_host_that_does_not_answer_is_a_finding_without_the_password(tmp_path:
 
 
 def test_a_wrong_password_is_a_finding_that_does_not_show_it(tmp_path: Path) -> None:
-    with LocalPostgres() as server:
-        with psycopg.connect(server.url, autocommit=True) as owner:
-            owner.execute("create role shop login password 'right'")
-            rules = server.data / "pg_hba.conf"
-            rules.write_text("host all shop all scram-sha-256\n" + rules.read_text())
-            owner.execute("select pg_reload_conf()")
-        server.stop()
-        server.start()
-        place = server.url.rpartition("@")[2]
-        done = check(f"postgresql://shop:hunter2@{place}", tmp_path, "--json")
-        right = check(f"postgresql://shop:right@{place}", tmp_path, "--json")
+    with a_server_with_passwords() as address:
+        done = check(address("hunter2"), tmp_path, "--json")
+        right = check(address("right"), tmp_path, "--json")
     assert done.returncode == 2
     assert "hunter2" not in done.stdout + done.stderr
     (error,) = [f for f in msgspec.json.decode(done.stdout)["findings"] if f["level"] == "error"]

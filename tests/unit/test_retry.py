@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import tenacity
@@ -88,7 +88,13 @@ def test_who_asks_to_stop_is_not_called_again(error: BaseException) -> None:
         ({"attempts": 0}, "never calls the handler"),
         ({"attempts": -1}, "never calls the handler"),
         ({"attempts": True}, "never calls the handler"),
-        ({"attempts": tenacity.stop_never}, "never ends"),
+        ({"attempts": float("inf")}, "is no number"),
+        ({"attempts": tenacity.stop_never}, r"Retry\(stop_never\) never ends"),
+        ({"attempts": tenacity.stop_never & tenacity.stop_after_attempt(3)}, r"Retry\(stop_all\) never ends"),
+        ({"attempts": tenacity.stop_never | tenacity.stop_never}, "never ends"),
+        ({"attempts": tenacity.stop_any(tenacity.stop_never, tenacity.stop_after_delay(float("inf")))}, "never ends"),
+        ({"attempts": tenacity.stop_after_attempt(cast(int, float("inf")))}, "never ends"),
+        ({"attempts": tenacity.stop_before_delay(float("nan"))}, "never ends"),
         ({"attempts": "5"}, "is no number"),
         ({"wait": -1}, "give seconds"),
         ({"wait": float("inf")}, "give seconds"),
@@ -101,6 +107,11 @@ def test_who_asks_to_stop_is_not_called_again(error: BaseException) -> None:
 def test_what_is_no_policy_is_refused(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         Retry(**arguments)
+
+
+def test_what_ends_by_one_of_its_parts_is_a_policy() -> None:
+    assert len(pauses(Retry(tenacity.stop_never | tenacity.stop_after_attempt(4), wait=0))) == 3
+    assert len(pauses(Retry(tenacity.stop_after_attempt(2) & tenacity.stop_after_attempt(4), wait=0))) == 3
 
 
 def test_it_says_what_it_does_in_words() -> None:
