@@ -81,7 +81,6 @@ class _Run:
         self._at = 0
         self._until = self._cap = 0
         """Up to `until`, at most `cap` records are run at once: something there has failed."""
-        self._passes = self._bury if course.buries_at_once else None
         self._buried = 0
         """Of the slice that is run."""
         self._buries = f"dead letter to={_where(course.policy)}"
@@ -113,6 +112,8 @@ class _Run:
 
     def _all(self) -> Steps:
         lane, messages = self._lane, self._messages
+        # Not kept in `self`: that would be a circle, and every chunk there until the collector comes by.
+        passes = self._bury if self._course.buries_at_once else None
         while self._at < len(messages) and not lane.stop:
             if self._owing.due or (self._owing and self._course.limiter is not None):
                 yield from self._owing.pay()
@@ -133,7 +134,7 @@ class _Run:
             part = messages if self._at == 0 and size >= len(messages) else messages[self._at : self._at + size]
             began = _clock()
             try:
-                outcome = yield Try(part, part, self._attempt, (), self._passes)
+                outcome = yield Try(part, part, self._attempt, (), passes)
                 if outcome.done:
                     lane.pace.took(outcome.done, _clock() - began - outcome.waited)
                     buried, self._buried = self._buried, 0
