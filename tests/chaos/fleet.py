@@ -167,7 +167,7 @@ class Hits(Counter[Phase]):
 
     @property
     def in_transaction(self) -> int:
-        return self.total() - self[Phase.IDLE]
+        return self[Phase.HANDLER] + self[Phase.TRANSACTION] + self[Phase.COMMIT]
 
     def __str__(self) -> str:
         return " ".join(f"{phase.name.lower()}={self[phase]}" for phase in Phase)

@@ -69,16 +69,21 @@ def _watched(begin: Begin, board: Board) -> Begin:
 
 def watch_the_relay(board: Board) -> None:
     """Put on the board when rows of the outbox are confirmed and about to be deleted, long enough to be seen."""
-    sqlite.SqliteStore.delivered = _late(sqlite.SqliteStore.delivered, board)  # type: ignore[method-assign, assignment]
-    late = _late(postgres.PostgresStore.delivered, board)
+    # Who waits for the turnstile has deleted nothing yet; who has asked a server may have.
+    late = _late(sqlite.SqliteStore.delivered, board, Phase.RELAY)
+    sqlite.SqliteStore.delivered = late  # type: ignore[method-assign, assignment]
+    late = _late(postgres.PostgresStore.delivered, board, Phase.IDLE)
     postgres.PostgresStore.delivered = late  # type: ignore[method-assign, assignment]
 
 
-def _late(delivered: Delivered, board: Board) -> Delivered:
+def _late(delivered: Delivered, board: Board, deleting: Phase) -> Delivered:
     def late(self: Any, group: str, numbers: Mapping[Partition, Sequence[int]]) -> None:
-        with board.during(Phase.RELAY, Phase.IDLE):
+        with board.during(Phase.RELAY, deleting):
             time.sleep(0.005)
+        try:
             delivered(self, group, numbers)
+        finally:
+            board.set(Phase.IDLE)
 
     return late
 

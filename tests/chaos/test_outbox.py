@@ -22,10 +22,10 @@ from kconsume import App, Outgoing, Record
 from kconsume.records import Headers
 from kconsume.testing.services.kafka_local import LocalKafka
 from tests.chaos.effects import EffectsOf, PostgresEffects, SqliteEffects
-from tests.chaos.fleet import Fleet, Job, Work, fill, fleet, kill_one_in, kill_while_working
+from tests.chaos.fleet import Fleet, Job, Work, Worker, fill, fleet, kill_one_in, kill_while_working
 from tests.chaos.form import PATIENCE, TIMEOUT, form, printed_seed
 from tests.chaos.phases import Phase
-from tests.chaos.test_zombie import freeze_in_between
+from tests.chaos.test_zombie import REFUSED, freeze_in_between
 from tests.contract.test_output import everything
 from tests.fix_arena import QUICK
 from tests.fix_kafka import MakeTopic, create_topic, produce, unique
@@ -74,13 +74,11 @@ def test_a_frozen_consumer_that_wakes_after_its_partitions_moved_puts_nothing_ou
     effects_of: EffectsOf, work: Work, topic: MakeTopic, store: str
 ) -> None:
     effects, target = cast(Effects, effects_of(store)), topic(2)
-    job = work(effects.offsets, RECORDS, PARTITIONS, f"--to={target}")
+    job = work(effects.offsets, RECORDS, PARTITIONS, f"--to={target}", "--slow-to-notice")
     with fleet(job) as workers:
         zombie = workers.grow()
         workers.await_work(lambda: effects.rows > RECORDS // 8, within=PATIENCE, what="the first owner works")
-        if store == "postgres":
-            workers.seen_in(Phase.RELAY)
-        freeze_in_between(zombie, effects)
+        freeze_in_the_relay(workers, zombie, effects)
         successor = workers.grow()
         try:
             workers.await_work(lambda: effects.distinct == RECORDS, within=PATIENCE, what="the second owner finishes")
@@ -95,10 +93,24 @@ def test_a_frozen_consumer_that_wakes_after_its_partitions_moved_puts_nothing_ou
             what="both go on, and all is sent",
         )
         eventually(lambda: "lost partitions" in zombie.log, what="the zombie has learnt that it is one")
+        assert REFUSED.search(zombie.log), f"the zombie was never refused, so nothing was proven: {zombie.log}"
     sent = everything(job.brokers, target)
     print(f"sent={len(sent)} repeated={len(sent) - RECORDS - 400}")  # noqa: T201
+    assert effects.rows == effects.distinct, "the zombie wrote"
+    assert len(sent) > RECORDS + 400, "what the zombie had sent and not deleted is sent again"
     check_all_are_there(sent, RECORDS + 400)
     check_each_is_taken_once(job.brokers, target, effects, RECORDS + 400)
+
+
+def freeze_in_the_relay(workers: Fleet, zombie: Worker, effects: Effects) -> None:
+    """Again and again until it is there: what it has sent is confirmed, and not deleted."""
+    for _ in range(100):
+        assert workers.seen_in(Phase.RELAY) is zombie, f"it is never seen in the relay: {zombie.log[-2000:]}"
+        freeze_in_between(zombie, effects)
+        if zombie.phase is Phase.RELAY:
+            return
+        zombie.wake()
+    raise AssertionError("the worker was never caught in the relay")
 
 
 @pytest.mark.parametrize("fault", form(short=["kill"], long=["kill", "stop", "freeze"]))

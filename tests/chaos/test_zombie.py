@@ -13,7 +13,7 @@ import time
 import psycopg
 import pytest
 
-from tests.chaos.effects import Effects, EffectsOf, PostgresEffects, RedisEffects, SqliteEffects
+from tests.chaos.effects import Effects, EffectsOf, PostgresEffects, SqliteEffects
 from tests.chaos.fleet import Work, Worker, fill, fleet
 from tests.chaos.form import PATIENCE, TIMEOUT, form
 from tests.waiting import eventually
@@ -79,18 +79,21 @@ def test_a_consumer_frozen_inside_its_transaction_holds_up_nobody_and_goes_on_wh
     assert effects.rows == effects.distinct == effects.counted, "each record has one effect"
 
 
-@pytest.mark.parametrize("protocol", ["classic", "kip-848"])
-def test_a_consumer_of_redis_that_wakes_as_a_zombie_goes_on_as_a_member(
-    redis_url: str, work: Work, protocol: str
+@pytest.mark.parametrize(
+    ("store", "protocol"),
+    [("redis", "classic"), ("redis", "kip-848"), *form(short=[], long=[("sqlite", "kip-848")])],
+)
+def test_a_consumer_that_wakes_as_a_zombie_goes_on_as_a_member(
+    effects_of: EffectsOf, work: Work, store: str, protocol: str
 ) -> None:
-    """Redis has no transaction to be frozen in: what counts is that it is refused, and what it does then."""
-    effects = RedisEffects(redis_url)
+    """Not inside a transaction: what counts is that it is refused, and what it does then."""
+    effects = effects_of(store)
     flags = ("--slow-to-notice", *(["--kip-848"] if protocol == "kip-848" else []))
     job = work(effects.offsets, RECORDS, PARTITIONS, *flags)
     with fleet(job) as workers:
         zombie = workers.grow()
         workers.await_work(lambda: effects.rows > 200, within=20, what="the first owner works")
-        zombie.freeze()
+        freeze_in_between(zombie, effects)
         successor = workers.grow()
         eventually(lambda: effects.distinct == RECORDS, within=PATIENCE, what="the second owner finishes")
         zombie.wake()
