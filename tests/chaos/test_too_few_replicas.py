@@ -1,0 +1,86 @@
+"""A dead-letter topic whose `min.insync.replicas` is not met, on two real brokers of which one goes."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from kconsume import App, DeadLetter, Record
+from kconsume.testing.services.kafka_local import LocalKafka
+from kconsume.testing.services.ports import free_port
+from tests.chaos.form import TIMEOUT, form
+from tests.contract.test_outbox import alter
+from tests.contract.test_output import stored, texts
+from tests.fix_arena import QUICK, Arena
+from tests.fix_kafka import await_partitions, unique
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.timeout(TIMEOUT)
+
+
+@pytest.mark.parametrize("mended", form(short=["topic"], long=["topic", "broker"]))
+def test_a_dead_letter_waits_for_the_replicas_that_its_topic_asks_for_and_nothing_is_lost(
+    caplog: pytest.LogCaptureFixture, mended: str
+) -> None:
+    """Until its topic asks for fewer, or the broker is back."""
+    source, dead, group = unique("source"), unique("dead"), unique("group")
+    with LocalKafka() as first, second_to(first) as second:
+        arena = Arena("real", first.bootstrap, None)
+        create(arena.admin, source, [[1], [1]])
+        create(arena.admin, dead, [[1, 2]], {"min.insync.replicas": "2"})
+        app, seen = App(first.bootstrap, group=group, kafka={**QUICK, "message.timeout.ms": 2000}), list[str]()
+
+        @app.consume(source, on_error=DeadLetter(dead))
+        def handle(value: str, record: Record) -> None:
+            if value.startswith("bad"):
+                raise LookupError(value)
+            seen.append(value)
+
+        def held() -> list[str]:
+            return [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR and "held" in r.msg]
+
+        with app.running():
+            arena.produce(source, ["0:0", "bad0"], 0)
+            eventually(lambda: texts(arena, dead) == ["bad0"], what="with both of them it is written")
+            second.stop()
+            arena.produce(source, ["bad1"], 0)
+            eventually(held, what="it is said")
+            assert f"held record={source}/0@2" in held()[0]
+            arena.produce(source, ["0:after"], 0)
+            arena.produce(source, ["1:0", "1:1"], 1)
+            eventually(lambda: seen == ["0:0", "1:0", "1:1"], what="the other partition flows")
+            eventually(lambda: len(held()) > 1, what="it is tried again")
+            eventually(lambda: stored(arena, group, source) == 2, what="passed up to it, and no further")
+            assert texts(arena, dead) == ["bad0"]
+            if mended == "broker":
+                second.restart()
+            else:
+                alter(arena.admin, dead, "min.insync.replicas", "1")
+            eventually(lambda: "0:after" in seen, within=60, what="it goes on by itself")
+        assert texts(arena, dead) == ["bad0", "bad1"]
+        assert (stored(arena, group, source), seen) == (4, ["0:0", "1:0", "1:1", "0:after"])
+
+
+def second_to(first: LocalKafka) -> LocalKafka:
+    """Another broker of the same cluster, which has no controller of its own."""
+    port = free_port()
+    return LocalKafka(
+        port=port,
+        overrides={
+            "process.roles": "broker",
+            "node.id": "2",
+            "listeners": f"CLIENT://127.0.0.1:{port}",
+            "controller.quorum.voters": f"1@127.0.0.1:{first._controller_port}",
+        },
+    )
+
+
+def create(admin: AdminClient, name: str, replicas: list[list[int]], config: dict[str, str] | None = None) -> None:
+    """A topic whose partitions are on these brokers."""
+    admin.create_topics([NewTopic(name, len(replicas), replica_assignment=replicas, config=config or {})])[name].result(
+        20
+    )
+    await_partitions(admin, name, len(replicas))
