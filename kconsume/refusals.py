@@ -13,7 +13,8 @@ from confluent_kafka import KafkaError
 _NO_TOPIC = "topic {topic!r} does not exist on {brokers}: create it, or correct the name"
 _LATE = (
     "a record to topic {topic!r} was not confirmed within {seconds}{reason}: check that the brokers at {brokers} are "
-    "well; it may have been written all the same"
+    "well, and that as many replicas are in sync as the topic's min.insync.replicas asks for; it may have been written "
+    "all the same"
 )
 _TOO_LARGE = (
     "a record to topic {topic!r} is too large for it ({cause}): send a reference to the data, or raise "

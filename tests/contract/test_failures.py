@@ -478,6 +478,7 @@ def test_replicas_that_are_not_in_sync_hold_the_lane_until_they_are(
             eventually(held, what="it is said")
             assert f"held record={source}/0@1" in held()[0]
             assert f"a record to topic '{dead}' was not confirmed within 1 s" in held()[0]
+            assert "as many replicas are in sync as the topic's min.insync.replicas asks for" in held()[0]
             flows.set()
             eventually(lambda: seen[-2:] == ["1:0", "1:1"], what="the other partition flows")
             eventually(lambda: len(held()) > 1, what="it is tried again")
