@@ -35,7 +35,7 @@ test: $(VENV)/.test ## run every test, on a real Kafka
 
 chaos: $(VENV)/.test ## the faults at length: kills, zombies, cut connections, restarts; seeds and hits are printed
 	@$(BIN)/python -m kconsume.testing.services
-	@KCONSUME_TEST_CHAOS=long $(BIN)/python -m pytest --verbose --capture=no tests/chaos
+	@KCONSUME_TEST_CHAOS=long $(BIN)/python -m pytest --verbose --capture=no tests/chaos tests/spark
 
 lint: $(VENV)/.test ## ruff and mypy
 	@$(BIN)/ruff check --quiet

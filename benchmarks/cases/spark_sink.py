@@ -11,16 +11,21 @@ from typing import TYPE_CHECKING
 
 from benchmarks.case import Case, Measured, Task
 from benchmarks.in_spark import NoopWrites, spark_session, twice
-from benchmarks.orders import PARTITIONS
+from benchmarks.orders import PARTITIONS, total
 from benchmarks.ratios import Bar
 from kconsume import App, Batching
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-BATCH = Batching(records=130_000, wait=1.0)
+BATCHES = 2
+"""Of each partition; so that none of them waits for records that do not come."""
 MEMORY = 1 << 30
 """Of records in flight: batches as large as Spark likes them are not had with the default."""
+
+
+def batching(task: Task) -> Batching:
+    return Batching(records=-(-total(task.records) // (PARTITIONS * BATCHES)), wait=30.0)
 
 
 class SparkSink(Case):
@@ -38,7 +43,7 @@ class SparkSink(Case):
                 app = App(task.bootstrap, group=f"{task.group}-{name}", memory=MEMORY)
 
                 # Without a group's join, whose delay is the broker's: the other side has none.
-                @app.consume(task.topic, batch=BATCH, partitions=range(PARTITIONS))
+                @app.consume(task.topic, batch=batching(task), partitions=range(PARTITIONS))
                 def write(frame: pyspark.sql.DataFrame) -> None:
                     writes(frame)
 

@@ -35,7 +35,7 @@ from kconsume.settings import ClientValue, check_group
 from kconsume.spark.calls import Call, Handler, read_call
 from kconsume.spark.checkpoint import OffsetLog, files_at
 from kconsume.spark.drain import Gate, Stoppable, drain, on_jvm_shutdown, on_signals
-from kconsume.spark.interrupts import Interrupted, interrupted, is_interrupt, texts_of
+from kconsume.spark.interrupts import Interrupted, data_loss_in, interrupted, is_interrupt, texts_of
 from kconsume.spark.job import Job, scopes_of
 from kconsume.spark.ledger import connection_types, ledger_of
 from kconsume.spark.mirror import GroupMirror
@@ -43,6 +43,7 @@ from kconsume.spark.query import Query
 from kconsume.spark.ranges import OffsetRange, Plan
 from kconsume.spark.refusals import check_handler, check_query, source_brokers
 from kconsume.spark.session import unfit_connector
+from kconsume.spark.source_log import out_of_range
 from kconsume.spark.work import BatchWork
 
 if TYPE_CHECKING:
@@ -79,6 +80,11 @@ def foreach_batch(
     the offsets to the Kafka group as well, so that lag tools see them.
     """
     check_group(group)
+    if store == "kafka://" and brokers is None:
+        raise ConfigurationError(
+            "store='kafka://' keeps the offsets in the cluster that is consumed, which only the query knows: say "
+            "foreach_batch(…, brokers='host:port')"
+        )
     opened = open_store(store, brokers=brokers or "localhost:9092", kafka=kafka) if isinstance(store, str) else store
     here = dict(sys._getframe(1).f_locals)  # where the handler's annotations mean what they say
 
@@ -364,7 +370,12 @@ class ForeachBatch:
         if self.failure is not None:
             raise self.failure
         if (error := query.exception()) is not None:
-            raise unfit_connector(error) or error
+            raise self._meaning(error) or error from error
+
+    def _meaning(self, error: Exception) -> KconsumeError | None:
+        """Of what ended the query outside of the handler."""
+        line = data_loss_in(texts_of(error))
+        return unfit_connector(error) if line is None else out_of_range([f"Spark says: {line[:300]}"], self.group)
 
     # What a person sees
 

@@ -52,6 +52,12 @@ def is_data_loss(texts: Sequence[str]) -> bool:
     return any(name in text for text in texts for name in _LOST)
 
 
+def data_loss_in(texts: Sequence[str]) -> str | None:
+    """The line in which Spark's Kafka source says that records are gone; None if it does not."""
+    lines = [line.strip() for text in texts for line in text.splitlines()]
+    return next((line for line in lines if is_data_loss([line])), None)
+
+
 def texts_of(error: BaseException) -> list[str]:
     """What an error and those behind it say. That of py4j asks its JVM, which may be gone."""
     return [_said(each) for each in _chain(error)]

@@ -15,7 +15,7 @@ from kconsume.errors import StoreError, StoreUnavailable
 from kconsume.failures.policy import Policy
 from kconsume.records import Partition
 from kconsume.spark.calls import Call
-from kconsume.spark.interrupts import interrupted, is_data_loss, is_interrupt, texts_of
+from kconsume.spark.interrupts import data_loss_in, interrupted, is_interrupt, texts_of
 from kconsume.spark.ledger import Ledger
 from kconsume.spark.ranges import OffsetRange, Plan
 from kconsume.spark.source_log import out_of_range
@@ -61,11 +61,8 @@ def raise_if_not_the_handlers(error: Exception, control: Control, ranges: Sequen
     texts = texts_of(error)
     if is_interrupt(texts, active=control.active):
         raise interrupted("its job was interrupted") from None
-    if is_data_loss(texts):
-        line = next((line for text in texts for line in text.splitlines() if is_data_loss([line])), texts[0])
-        raise out_of_range(
-            [f"{Plan(tuple(ranges))} was to be read, and Spark says: {line.strip()[:300]}"], group
-        ) from error
+    if (line := data_loss_in(texts)) is not None:
+        raise out_of_range([f"{Plan(tuple(ranges))} was to be read, and Spark says: {line[:300]}"], group) from error
     if isinstance(error, StoreError):
         raise error
     if away := [line for text in texts for line in text.splitlines() if _STORE_AWAY in line]:

@@ -1,6 +1,6 @@
 """A driver that is to be killed: `python -m tests.spark.driver`, its orders as JSON on the command line.
 
-It runs the shop's handler as a stream until it is told to stop.
+It runs the shop's handler as a stream, or in a query of its own, until it is told to stop.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import sys
 from pathlib import Path
 
 import msgspec
+from pyspark.sql import SparkSession
 
 from kconsume import App
-from kconsume.spark import stream
+from kconsume.spark import foreach_batch, stream
 from kconsume.spark.session import open_session
 from tests.fix_spark import spark_settings
 from tests.spark.shop import load, load_table
@@ -26,6 +27,7 @@ class Orders:
     url: str
     group: str
     form: str
+    """`driver` and `executors`: a stream whose handler runs there; `own`: a query of one's own."""
     folder: str
     master: str
     max_records: int
@@ -43,11 +45,25 @@ def main(orders: Orders) -> None:
         "spark.shuffle.service.enabled": "false",
     }
     spark = open_session("driver", master=orders.master, settings=settings)
+    run_own_query(orders, spark) if orders.form == "own" else run_stream(orders, spark)
+    spark.stop()
+    print("drained", flush=True)  # noqa: T201
+
+
+def run_stream(orders: Orders, spark: SparkSession) -> None:
     app = App(orders.bootstrap, group=orders.group, offsets=orders.url)
     app.consume(orders.topic)(load if orders.form == "driver" else load_table)
     stream(app, spark, checkpoint=f"{orders.folder}/checkpoint", max_records=orders.max_records).wait()
-    spark.stop()
-    print("drained", flush=True)  # noqa: T201
+
+
+def run_own_query(orders: Orders, spark: SparkSession) -> None:
+    """Its checkpoint is where a stream would have its first."""
+    source = spark.readStream.format("kafka").option("kafka.bootstrap.servers", orders.bootstrap)
+    source = source.option("subscribe", orders.topic).option("startingOffsets", "earliest")
+    frame = source.option("maxOffsetsPerTrigger", str(orders.max_records)).load()
+    batches = foreach_batch(load, store=orders.url, group=orders.group)
+    writer = frame.writeStream.foreachBatch(batches)
+    batches.wait(writer.option("checkpointLocation", f"{orders.folder}/checkpoint/gen-0001").start())
 
 
 if __name__ == "__main__":

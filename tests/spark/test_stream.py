@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -11,11 +12,21 @@ from typing import Any
 
 import psycopg
 import pytest
+from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from kconsume import App, Batch
 from kconsume.errors import CheckpointMismatch, ConfigurationError, HandlerFailed, InvalidHandler, StreamTaken
-from kconsume.spark import StreamBatch, for_each_partition, foreach_batch, request_stop, stream
+from kconsume.spark import (
+    ForeachBatch,
+    StreamBatch,
+    for_each_partition,
+    foreach,
+    foreach_batch,
+    request_stop,
+    stream,
+)
 from tests.chaos.form import form, printed_seed
 from tests.fix_kafka import produce
 from tests.spark.shop import AvailableNow, Shop, load, load_rows, load_table
@@ -252,13 +263,42 @@ def test_a_query_of_ones_own_that_hides_its_ranges_is_refused_before_a_record_is
     shop: Shop, spark: SparkSession, group: str
 ) -> None:
     shop.fill(20)
-    batches = foreach_batch(load_rows, store=shop.url, group=group)
-    with pytest.raises(ConfigurationError, match="minPartitions='6' splits ranges"):
-        batches.wait(shop.query(spark, batches, "split", minPartitions="6"))
+    splitting: dict[str, Any] = {"minPartitions": "6", "maxRecordsPerPartition": "6"}
+    for option, value in splitting.items():
+        batches = foreach_batch(load_rows, store=shop.url, group=group)
+        with pytest.raises(ConfigurationError, match=f"{option}='6' splits ranges"):
+            batches.wait(shop.query(spark, batches, option, **{option: value}))
     batches = foreach_batch(load, store=shop.url, group=group)
-    writer = shop.source(spark).writeStream.foreachBatch(batches).option("asyncProgressTrackingEnabled", "true")
-    writer = writer.option("checkpointLocation", str(shop.folder / "async"))
-    with pytest.raises(Exception, match=r"(?i)async"):  # Spark itself refuses some of its forms, and we the rest
-        batches.wait(writer.start())
+    with pytest.raises(IllegalArgumentException, match="does not support async progress tracking"):  # Spark's own
+        own_writer(shop, spark, batches, "async").option("asyncProgressTrackingEnabled", "true").start()
+    with pytest.raises(AnalysisException, match="'foreachBatch' is not supported with continuous trigger"):
+        own_writer(shop, spark, batches, "continuous").trigger(continuous="1 second").start()
     assert shop.seen() == []
     assert shop.offsets(group) == {}
+
+
+def own_writer(shop: Shop, spark: SparkSession, batches: ForeachBatch, checkpoint: str) -> DataStreamWriter:
+    writer = shop.source(spark).writeStream.foreachBatch(batches)
+    return writer.option("checkpointLocation", str(shop.folder / checkpoint))
+
+
+# What a person sees
+
+
+def test_each_batch_is_told_of_in_the_log_and_on_the_spark_ui_and_the_lag_as_it_goes(
+    shop: Shop, spark: SparkSession, group: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(foreach, "_BEAT", 0.05)
+    monkeypatch.setattr(foreach, "_SAID_EVERY", 0.0)
+    caplog.set_level("INFO", "kconsume.spark")
+    shop.fill(20)
+    ranges = ",".join(f"{shop.topic}/{n}@0..20" for n in range(3))
+    with stream(app_of(shop, group, load), spark, checkpoint=folder(shop)):
+        eventually(lambda: "progress group=" in caplog.text, within=120, what="a word of progress")
+    assert re.search(
+        rf"batch done group={group} handler=load batch=0 offsets=60 rate=\d+/s ranges={ranges}", caplog.text
+    )
+    assert re.search(rf"progress group={group} handler=load batches=1 rate=\d+/s lag=0 worst=0", caplog.text)
+    jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
+    described = {jobs.apply(n).description().toString() for n in range(jobs.size())}
+    assert f"Some({group} load {ranges})" in described

@@ -35,7 +35,15 @@ PARTITIONS = 4
 RECORDS = form(short=8_000, long=200_000)
 KILLS = form(short=1, long=10)
 EXECUTOR_KILLS = form(short=2, long=10)
-BATCH = form(short=1_600, long=8_000)
+# So many batches that all kills hit before the work is done, which the tests look at.
+BATCH = form(short=1_600, long=2_000)
+PAUSE = form(short=0.5, long=0.7)
+# In the short form each kind once: a start of a cluster costs more than the rest of its test.
+DRIVERS = form(
+    short=[("driver", LOCAL), ("executors", LOCAL)],
+    long=[(where, master) for master in (LOCAL, CLUSTER) for where in ("driver", "executors")],
+)
+EXECUTORS = form(short=["executors"], long=["executors", "driver"])
 
 
 class Driver:
@@ -143,21 +151,22 @@ def counted(shop: Shop) -> tuple[int, int]:
     return len(seen), len(set(seen))
 
 
-@pytest.mark.parametrize("where", ["driver", "executors"])
+@pytest.mark.parametrize(("where", "master"), DRIVERS)
 def test_a_killed_driver_loses_nothing_and_repeats_nothing(
-    open_shop: OpenShop, spark: SparkSession, group: str, where: str
+    open_shop: OpenShop, spark: SparkSession, group: str, where: str, master: str
 ) -> None:
     shop = open_shop(PARTITIONS)
     shop.fill(RECORDS // PARTITIONS)
     chance = printed_seed()
-    orders = Orders(shop.bootstrap, shop.topic, shop.url, group, where, str(shop.folder), LOCAL, BATCH)
+    orders = Orders(shop.bootstrap, shop.topic, shop.url, group, where, str(shop.folder), master, BATCH)
     with driving(orders) as driver:
         for _ in range(KILLS):
             before = count(shop)
             driver.start()
             eventually(reaches(shop, before + 1, driver), within=PATIENCE, what="a batch of this driver")
-            time.sleep(chance.uniform(0, form(short=0.5, long=2.0)))  # any moment will do
+            time.sleep(chance.uniform(0, PAUSE))  # any moment will do
             driver.kill()
+            assert count(shop) < RECORDS, "the work was done before the kill"
         driver.start()
         eventually(reaches(shop, RECORDS, driver), within=PATIENCE, what=f"all of {RECORDS} rows")
         assert driver.terminate()
@@ -168,11 +177,12 @@ def test_a_killed_driver_loses_nothing_and_repeats_nothing(
     assert counted(shop) == (RECORDS, RECORDS)
 
 
-def test_killed_executors_lose_nothing_and_repeat_nothing(open_shop: OpenShop, group: str) -> None:
+@pytest.mark.parametrize("where", EXECUTORS)
+def test_killed_executors_lose_nothing_and_repeat_nothing(open_shop: OpenShop, group: str, where: str) -> None:
     shop = open_shop(PARTITIONS)
     shop.fill(RECORDS // PARTITIONS)
     chance = printed_seed()
-    orders = Orders(shop.bootstrap, shop.topic, shop.url, group, "executors", str(shop.folder), CLUSTER, BATCH)
+    orders = Orders(shop.bootstrap, shop.topic, shop.url, group, where, str(shop.folder), CLUSTER, BATCH)
     with driving(orders) as driver:
         driver.start()
         for _ in range(EXECUTOR_KILLS):
@@ -180,26 +190,38 @@ def test_killed_executors_lose_nothing_and_repeat_nothing(open_shop: OpenShop, g
             victims = eventually(driver.executors, within=PATIENCE, what="an executor")
             time.sleep(chance.uniform(0, 0.3))
             _kill(chance.choice(victims))
+            assert count(shop) < RECORDS, "the work was done before the kill"
         eventually(reaches(shop, RECORDS, driver), within=PATIENCE, what=f"all of {RECORDS} rows")
         assert driver.terminate()
     assert counted(shop) == (RECORDS, RECORDS)
     assert sum(shop.offsets(group).values()) == RECORDS
 
 
-def test_a_stream_under_spark_submit_drains_when_its_jvm_is_asked_to_end(open_shop: OpenShop, group: str) -> None:
-    """SIGTERM, as Kubernetes sends it: to the JVM, which Python hears nothing of by itself."""
+@pytest.mark.parametrize(
+    ("started", "what", "said"),
+    [
+        (Driver.submit, "driver", "asked to stop by the JVM: draining"),
+        (Driver.submit, "own", "asked to stop by the JVM: draining"),
+        (Driver.start, "driver", "asked to stop by a signal: draining"),
+    ],
+    ids=["stream under spark-submit", "own query under spark-submit", "stream under python"],
+)
+def test_a_query_that_is_asked_to_end_under_load_drains(
+    open_shop: OpenShop, group: str, started: Callable[[Driver], None], what: str, said: str
+) -> None:
+    """SIGTERM, as Kubernetes sends it. Under spark-submit it goes to the JVM, and Python hears nothing by itself."""
     shop = open_shop(PARTITIONS)
     shop.fill(RECORDS // PARTITIONS)
     (shop.folder / "scratch").mkdir()
-    orders = Orders(shop.bootstrap, shop.topic, shop.url, group, "driver", str(shop.folder), LOCAL, 200)
+    orders = Orders(shop.bootstrap, shop.topic, shop.url, group, what, str(shop.folder), LOCAL, 200)
     with driving(orders) as driver:
-        driver.submit()
+        started(driver)
         eventually(reaches(shop, 1, driver), within=PATIENCE, what="a batch")
         assert driver.process is not None
         driver.process.send_signal(signal.SIGTERM)
         driver.process.wait(120)
         log = driver.log()
-    assert "asked to stop by the JVM: draining" in log
+    assert said in log
     last = re.findall(r"batch done .* batch=(\d+) ", log)[-1]
     assert (shop.folder / "checkpoint/gen-0001/commits" / last).exists()  # handled, and committed by Spark
     assert count(shop) == sum(shop.offsets(group).values()) < RECORDS

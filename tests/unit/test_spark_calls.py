@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame
 
-from kconsume import Batch, DeadLetter, Record, Retry, RetryTopics
+from kconsume import App, Batch, DeadLetter, Record, Retry, RetryTopics
 from kconsume.errors import ConfigurationError, InvalidHandler
 from kconsume.records import Partition
-from kconsume.spark import StreamBatch, for_each_partition, foreach_batch
+from kconsume.spark import StreamBatch, for_each_partition, foreach_batch, stream
 from kconsume.spark.calls import read_call
 from kconsume.spark.kafka_options import source_options
 from kconsume.spark.ranges import OffsetRange
@@ -122,6 +122,18 @@ def test_spark_connect_is_told_why_not() -> None:
     """It pickles the handler, to send it to the server."""
     with pytest.raises(ConfigurationError, match="run the driver in classic mode"):
         pickle.dumps(foreach_batch(plain, store="memory://", group="shop"))
+
+
+def test_a_stream_on_spark_connect_is_told_why_not() -> None:
+    session = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
+    with pytest.raises(ConfigurationError, match=r"not here with Spark Connect: run the driver in classic mode"):
+        stream(App("a:1", group="shop"), session)
+
+
+def test_offsets_in_kafka_need_the_brokers_that_only_the_query_knows() -> None:
+    with pytest.raises(ConfigurationError, match=r"say foreach_batch\(…, brokers='host:port'\)"):
+        foreach_batch(plain, store="kafka://", group="shop")
+    foreach_batch(plain, store="kafka://", group="shop", brokers="a:1")
 
 
 # The source
