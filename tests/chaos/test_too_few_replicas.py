@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -27,9 +29,7 @@ def test_a_dead_letter_waits_for_the_replicas_that_its_topic_asks_for_and_nothin
 ) -> None:
     """Until its topic asks for fewer, or the broker is back."""
     source, dead, group = unique("source"), unique("dead"), unique("group")
-    with LocalKafka() as first, second_to(first) as second:
-        arena = Arena("real", first.bootstrap, None)
-        create(arena.admin, source, [[1], [1]])
+    with LocalKafka() as first, alone(first, source, group) as arena, second_to(first) as second:
         create(arena.admin, dead, [[1, 2]], {"min.insync.replicas": "2"})
         app, seen = App(first.bootstrap, group=group, kafka={**QUICK, "message.timeout.ms": 2000}), list[str]()
 
@@ -62,6 +62,16 @@ def test_a_dead_letter_waits_for_the_replicas_that_its_topic_asks_for_and_nothin
             eventually(lambda: "0:after" in seen, within=60, what="it goes on by itself")
         assert texts(arena, dead) == ["bad0", "bad1"]
         assert (stored(arena, group, source), seen) == (4, ["0:0", "1:0", "1:1", "0:after"])
+
+
+@contextmanager
+def alone(kafka: LocalKafka, source: str, group: str) -> Iterator[Arena]:
+    """What must not go with the other broker is made before that is there: the source, and Kafka's topic of offsets."""
+    arena = Arena("real", kafka.bootstrap, None)
+    create(arena.admin, source, [[1], [1]])
+    assert stored(arena, group, source) is None
+    assert "__consumer_offsets" in arena.admin.list_topics(timeout=20).topics
+    yield arena
 
 
 def second_to(first: LocalKafka) -> LocalKafka:
