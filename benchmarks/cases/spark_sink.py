@@ -18,7 +18,7 @@ from kconsume import App, Batching
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-BATCHES = 2
+BATCHES = 4
 """Of each partition; so that none of them waits for records that do not come."""
 MEMORY = 1 << 30
 """Of records in flight: batches as large as Spark likes them are not had with the default."""
