@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -28,7 +29,7 @@ from kconsume.runtime.lanes import Chunk, Failure, InlineLanes, Lane, Outcome, P
 from kconsume.runtime.mail import Mail
 from kconsume.runtime.off_loop import off_the_loop
 from kconsume.runtime.work import InTransactions, InTransactionsAsync, LoopWork, Plainly, PlainlyAsync, ThreadWork
-from tests.unit.fakes import ORDERS, ListStore, Writes, messages_at
+from tests.unit.fakes import ORDERS, FakeMessage, ListStore, Writes, messages_at
 
 GROUP = "shop"
 FORMS = ["plain", "batch", "transaction", "batch transaction", "async", "async transaction"]
@@ -194,6 +195,24 @@ def test_a_record_that_passes_in_the_end_has_its_effect_once_and_in_its_place(fo
     assert bench.reached == 10
     assert bench.failure is None
     assert bench.rests, "it waited"
+
+
+@pytest.mark.parametrize(
+    ("form", "fails"), [*((form, {}) for form in FORMS), ("plain", {3: 10_000}), ("async", {3: 10_000})]
+)
+def test_records_are_freed_when_their_chunk_is_done_and_not_when_the_collector_comes_by(
+    form: str, fails: Mapping[int, int]
+) -> None:
+    bench = Bench(form, fails, DeadLetter("dead"))
+    gc.collect()
+    gc.disable()
+    try:
+        bench.run(range(10))
+        assert len(bench.effects) == 10 - len(fails)
+        bench.reports.clear()
+        assert [each for each in gc.get_objects() if isinstance(each, FakeMessage)] == []
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("form", FORMS)
