@@ -13,7 +13,7 @@ from confluent_kafka.cimpl import NewTopic
 from kconsume import App, DeadLetter, Record
 from kconsume.testing.services.kafka_local import LocalKafka
 from kconsume.testing.services.ports import free_port
-from tests.chaos.form import TIMEOUT, form
+from tests.chaos.form import TIMEOUT
 from tests.contract.test_outbox import alter
 from tests.contract.test_output import stored, texts
 from tests.fix_arena import QUICK, Arena
@@ -23,7 +23,7 @@ from tests.waiting import eventually
 pytestmark = pytest.mark.timeout(TIMEOUT)
 
 
-@pytest.mark.parametrize("mended", form(short=["topic"], long=["topic", "broker"]))
+@pytest.mark.parametrize("mended", ["topic", "broker"])
 def test_a_dead_letter_waits_for_the_replicas_that_its_topic_asks_for_and_nothing_is_lost(
     caplog: pytest.LogCaptureFixture, mended: str
 ) -> None:
