@@ -29,7 +29,7 @@ from kconsume.spark import (
 )
 from tests.chaos.form import form, printed_seed
 from tests.fix_kafka import produce
-from tests.spark.shop import AvailableNow, Shop, load, load_rows, load_table
+from tests.spark.shop import AvailableNow, Shop, load, load_rows, load_table, values_of
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
@@ -242,6 +242,29 @@ def test_a_group_with_members_is_refused(
         with pytest.raises(ConfigurationError, match=r"has members .*: stop the embedded app first"):
             stream(app_of(shop, group), spark)
     assert shop.is_exact()
+
+
+def test_a_group_that_keeps_its_offsets_elsewhere_is_refused_and_one_that_is_new_is_not(
+    shop: Shop, spark: SparkSession, group: str
+) -> None:
+    """Of a group that the cluster does not know, its offsets there are not asked for: this one it knows."""
+    seen: list[str] = []
+
+    def look(df: DataFrame) -> None:
+        seen.extend(values_of(df))
+
+    def elsewhere(group: str) -> App:
+        app = App(shop.bootstrap, group=group, offsets=f"sqlite:///{shop.folder}/offsets.db")
+        app.consume(shop.topic)(look)
+        return app
+
+    shop.fill(10)
+    run(shop, spark, app_of(shop, group, load))
+    with pytest.raises(ConfigurationError, match=f"group '{group}' keeps its offsets in another store than sqlite"):
+        stream(elsewhere(group), spark)
+    assert seen == []
+    assert stream(elsewhere(f"{group}-new"), spark, trigger=AvailableNow).wait(200)
+    assert sorted(seen) == sorted(shop.written)
 
 
 def test_a_handler_that_cannot_be_pickled_is_refused_when_it_is_given(shop: Shop, group: str) -> None:

@@ -1,0 +1,42 @@
+"""What a stream asks the cluster before it starts: a group that is new has no offsets there to be asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from kconsume.backends import SqliteStore
+from kconsume.backends.commit_note import note_of
+from kconsume.cluster import Committed
+from kconsume.errors import ConfigurationError
+from kconsume.records import Partition
+from tests.unit.test_claims import GROUP, ORDERS, FakeCluster, claims
+
+
+class Asked(FakeCluster):
+    """Counts how often it was asked what the group has committed."""
+
+    times = 0
+
+    def committed(self, group: str, partitions: Iterable[Partition]) -> dict[Partition, Committed]:
+        self.times += 1
+        return super().committed(group, partitions)
+
+
+def test_a_group_that_the_cluster_does_not_know_is_not_asked_for_its_offsets(tmp_path: Path) -> None:
+    cluster = Asked()
+    ours = claims(SqliteStore(tmp_path / "shop.db"), cluster)
+    ours.is_new = True
+    ours.survey(["orders"])
+    assert ours.claim([ORDERS])[ORDERS].next_offset == 10
+    assert cluster.times == 0
+
+
+def test_control_one_that_it_knows_is_asked_and_refused_if_they_are_kept_elsewhere(tmp_path: Path) -> None:
+    cluster = Asked()
+    cluster.mirrored = {ORDERS: Committed(7, None, note_of("A", "another"))}
+    with pytest.raises(ConfigurationError, match=f"group '{GROUP}' keeps its offsets in another store"):
+        claims(SqliteStore(tmp_path / "shop.db"), cluster).survey(["orders"])
+    assert cluster.times == 1
