@@ -395,6 +395,11 @@ class Cluster:
 
     def _refused(self, error: KafkaError, group: str | None = None) -> KconsumeError:
         """The error to raise; `group` is the one that was to be changed."""
+        if error.code() in _AWAY and error.code() > 0:  # a broker's own word; the client's are below 0
+            return BrokerUnavailable(
+                f"the cluster at {self.brokers} cannot answer yet ({error.str()}): a leader or a coordinator is being "
+                f"chosen; if it stays so, look at the brokers' log"
+            )
         if error.code() in _AWAY:
             return self._unavailable(error.str())
         if group is not None and error.code() in _HAS_MEMBERS:
