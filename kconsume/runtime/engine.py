@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -42,6 +43,9 @@ from kconsume.runtime.relay import Relay
 from kconsume.runtime.routes import Routes, Wanted
 from kconsume.runtime.source import Source
 from kconsume.runtime.tenancy import Tenancy
+
+_LATE = 60.0
+"""Seconds between two looks at an owner thread that was given up."""
 
 
 class Engine:
@@ -119,6 +123,19 @@ class Engine:
         self._audience.close(deadline.left)
         self._errands.send(self.plan.store.close)
         self._errands.close(deadline.left)
+
+    def close_late(self) -> None:
+        """The owner thread was given up and may still end: then nothing of ours stays behind it. The store is let be,
+        for another run may have it by then."""
+        threading.Thread(target=self._close_late, name=f"kconsume-late-{self.plan.group}", daemon=True).start()
+
+    def _close_late(self) -> None:
+        while not self._ownership.wait(_LATE):
+            pass
+        if self._relay is not None:
+            self._relay.close(Deadline(0.0))
+        self._audience.close(0.0)
+        self._errands.close(0.0)
 
     def pause(self, partitions: list[Partition]) -> None:
         self.loop.request(lambda: self.tenancy.pause(partitions))

@@ -219,7 +219,9 @@ class Supervisor:
             engine.give_up()
         self._shared.home.rest(min(1.0, max(_LEAST, deadline.left)))
         for engine in self.engines:
-            if engine not in running:
+            if engine in running:
+                engine.close_late()
+            else:
                 engine.close(deadline)
         self._close_shared(deadline)
 

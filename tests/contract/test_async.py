@@ -792,6 +792,23 @@ def test_one_that_waits_for_its_turn_in_the_file_does_not_take_it_afterwards(
     rival.close()
 
 
+def test_an_owner_that_ends_after_it_was_given_up_leaves_no_thread_behind(
+    arena: Arena, group: str, sqlite_url: str, nothing_left: None
+) -> None:
+    topic, entered, may_end = arena.topic(1), threading.Event(), threading.Event()
+    app = App(arena.bootstrap, group=group, offsets=sqlite_url, kafka=QUICK, shutdown=1)
+
+    @app.consume(topic, executor="inline")
+    def handle(value: str) -> None:
+        entered.set()
+        assert may_end.wait(LONG)
+
+    arena.produce(topic, ["a"], 0)
+    report = stopped(app, after=entered)
+    assert report.hung == [group], "it was given up"
+    may_end.set()
+
+
 def cancelled_in_its_transaction(arena: Arena, group: str, url: str, on_loop: bool) -> tuple[int, list[str]]:
     """How far a handler came, and what it wrote, that skips what fails and turns its cancellation into an error."""
     topic = arena.topic(1)

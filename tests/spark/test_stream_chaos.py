@@ -36,7 +36,7 @@ RECORDS = form(short=8_000, long=200_000)
 KILLS = form(short=1, long=10)
 EXECUTOR_KILLS = form(short=2, long=10)
 # So many batches that all kills hit before the work is done, which the tests look at.
-BATCH = form(short=1_600, long=2_000)
+BATCH = form(short=800, long=2_000)
 PAUSE = form(short=0.5, long=0.7)
 # In the short form each kind once: a start of a cluster costs more than the rest of its test.
 DRIVERS = form(
