@@ -50,8 +50,8 @@ class UnderWay:
     MOST_LETTERS = 2_000
     MOST_BYTES = 4 * 2**20
     MOST_RECORDS = 2 * Window.MOST_RECORDS
-    """That wait behind letters: a crash repeats them. A letter is confirmed after some 30 ms, in which a swift handler
-    has done 10,000 records: with a quarter of this, its lane stood still ten times a second (measured)."""
+    """That wait behind letters: a crash repeats them. With a quarter of this, a lane of a swift handler stood still for
+    its letters some ten times while a million records passed (measured)."""
 
     def __init__(self, lane: Lane, report: Report) -> None:
         self._lane = lane
