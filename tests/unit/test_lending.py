@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from kconsume.runtime import lending
 from kconsume.runtime.home import OwnLoop
 from kconsume.runtime.lending import Lending
 
@@ -25,6 +26,7 @@ class Owner:
         self.hold: threading.Event | None = None
         """Blocks the event loop behind a fetch, as a handler would."""
         self.touching = 0
+        self.fetched = threading.Event()
 
     def fetch_now(self) -> bool:
         self.touching += 1
@@ -38,10 +40,17 @@ class Owner:
         if self.hold is not None:
             asyncio.get_running_loop().call_soon(self.hold.wait, 20)
             self.rests = False
+        self.fetched.set()
         return self.left >= 0
 
     def at_rest(self) -> bool:
         return self.rests
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may leave any thread alone for longer than a burst lasts."""
+    monkeypatch.setattr(lending, "BURST", 20.0)
 
 
 @pytest.fixture
@@ -55,6 +64,16 @@ def test_a_burst_fetches_on_the_loop_until_nothing_comes(home: OwnLoop) -> None:
     owner = Owner(home)
     assert Lending(home, owner).burst()
     assert owner.threads == ["kconsume-loop-test"] * 4
+
+
+def test_a_burst_ends_when_its_time_is_over_though_more_would_come(
+    home: OwnLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lending, "BURST", 0.0)
+    monkeypatch.setattr(lending, "HELD_UP", 20.0)
+    owner = Owner(home)
+    assert Lending(home, owner).burst()
+    assert len(owner.threads) == 1
 
 
 def test_nothing_is_lent_while_a_lane_is_busy(home: OwnLoop) -> None:
@@ -82,6 +101,9 @@ def test_a_loop_that_is_held_up_loses_the_consumer_and_is_left_alone_for_a_while
 ) -> None:
     owner = Owner(home)
     owner.hold = threading.Event()
+    monkeypatch.setattr(lending, "REST", 100.0)
+    ended = lending._Lease.ended
+    monkeypatch.setattr(lending._Lease, "ended", lambda lease, _: owner.fetched.wait(20) and ended(lease, 0.01))
     lends = Lending(home, owner)
     assert lends.burst(), "what it fetched before counts"
     owner.rests = True
@@ -90,6 +112,7 @@ def test_a_loop_that_is_held_up_loses_the_consumer_and_is_left_alone_for_a_while
     asyncio.run_coroutine_threadsafe(asyncio.sleep(0), home.loop).result(5)
     assert len(owner.threads) == 1, "the burst that was taken back touched the consumer"
     monkeypatch.setattr(lends, "_not_before", 0.0)
+    monkeypatch.setattr(lending._Lease, "ended", ended)
     owner.hold = None
     assert lends.burst(), "and then again"
 
