@@ -36,6 +36,8 @@ from kconsume.runtime.tracker import Tracker
 from kconsume.runtime.work import InTransactions, InTransactionsAsync, LoopWork, Plainly, PlainlyAsync, ThreadWork
 from tests.unit.fakes import ORDERS, FakeMessage, ListStore, Writes
 
+pytestmark = pytest.mark.usefixtures("no_time_passes")
+
 GROUP = "shop"
 ROTTEN = b"\xff\xfe"
 

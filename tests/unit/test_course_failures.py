@@ -31,6 +31,8 @@ from kconsume.runtime.off_loop import off_the_loop
 from kconsume.runtime.work import InTransactions, InTransactionsAsync, LoopWork, Plainly, PlainlyAsync, ThreadWork
 from tests.unit.fakes import ORDERS, FakeMessage, ListStore, Writes, messages_at
 
+pytestmark = pytest.mark.usefixtures("no_time_passes")
+
 GROUP = "shop"
 FORMS = ["plain", "batch", "transaction", "batch transaction", "async", "async transaction"]
 

@@ -114,7 +114,7 @@ class TestAThreadOfItsOwn:
 
         task = start(home, stubborn())
         home.close(0.1)  # comes back
-        assert refused.is_set()
+        assert refused.wait(20)
         assert not task.done()
         end.set()
         eventually(lambda: not threads(), what="the loop's thread is gone")

@@ -247,7 +247,7 @@ class TestAbandoned:
         assert late.entered.wait(20)
         here.lanes.abandon(lane)
         late.leave.set()
-        eventually(lambda: len(here.threads()) == 1, within=3, what="the late worker gone, its replacement left")
+        eventually(lambda: len(here.threads()) == 1, what="the late worker gone, its replacement left")
 
 
 class TestFaults:
@@ -263,9 +263,9 @@ class TestFaults:
 
         lane, other = here.lane(0, broken), here.lane(1)
         here.lanes.submit(lane, chunk(0))
-        eventually(lambda: not here.outcomes.empty(), within=2, what="an outcome that tells of it")
+        eventually(lambda: not here.outcomes.empty(), what="an outcome that tells of it")
         here.lanes.submit(other, chunk(0))
-        eventually(lambda: here.count() == 1, within=2, what="the other lane's record")
+        eventually(lambda: here.count() == 1, what="the other lane's record")
 
 
 class TestInline:

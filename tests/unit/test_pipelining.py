@@ -21,6 +21,8 @@ from kconsume.runtime.lanes import Chunk, Ejected, Failure, InlineLanes, Lane, O
 from kconsume.runtime.work import InTransactions, ThreadWork
 from tests.unit.fakes import ORDERS, ListStore, ListTx, Writes, messages_at
 
+pytestmark = pytest.mark.usefixtures("no_time_passes")
+
 GROUP = "shop"
 
 

@@ -38,6 +38,8 @@ from kconsume.runtime.work import InTransactions, InTransactionsAsync, LoopWork,
 from kconsume.testing import feed
 from tests.unit.fakes import FakeMessage, ListStore, ListTx, Writes
 
+pytestmark = pytest.mark.usefixtures("no_time_passes")
+
 GROUP = "shop"
 FORMS = ["plain", "batch", "transaction", "batch transaction", "async", "async transaction"]
 WEEK = 7 * 24 * 3600

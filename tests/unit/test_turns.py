@@ -6,6 +6,9 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
+from kconsume.runtime import turns as implementation
 from kconsume.runtime.turns import Turns
 
 
@@ -40,7 +43,24 @@ def most_at_once(turns: Turns, busy: bool, slices: int = 60) -> int:
     return most
 
 
-def test_a_handler_that_computes_takes_turns() -> None:
+class Noted:
+    """A lock that tells when it is asked for while somebody has it."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self._lock = threading.Lock()
+
+    def acquire(self, timeout: float) -> bool:
+        if self._lock.locked():
+            self.asked.set()
+        return self._lock.acquire(timeout=timeout)
+
+    def release(self) -> None:
+        self._lock.release()
+
+
+def test_a_handler_that_computes_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(implementation, "_LONG", 60.0)  # a busy machine may stop a slice for as long as it likes
     assert most_at_once(computing(), busy=True) == 1
 
 
@@ -58,8 +78,9 @@ def test_one_that_seemed_busy_and_waits_when_it_is_alone_runs_side_by_side_again
     assert most_at_once(turns, busy=False) > 1
 
 
-def test_the_wait_for_a_turn_is_told_so_that_it_is_not_taken_for_work() -> None:
-    turns = computing()
+def test_the_wait_for_a_turn_is_told_so_that_it_is_not_taken_for_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, lock = computing(), Noted()
+    monkeypatch.setattr(turns, "_turn", lock)
     with turns.take():
         compute(0.015)
     begun = threading.Event()
@@ -67,11 +88,12 @@ def test_the_wait_for_a_turn_is_told_so_that_it_is_not_taken_for_work() -> None:
     def other() -> None:
         with turns.take():
             begun.set()
+            assert lock.asked.wait(20)
             compute(0.05)
 
     thread = threading.Thread(target=other)
     thread.start()
-    begun.wait(5)
+    assert begun.wait(20)
     with turns.take() as turn:
         pass
     thread.join()
@@ -103,7 +125,7 @@ def test_a_slice_that_takes_long_holds_up_nobody_else() -> None:
     thread = threading.Thread(target=stuck)
     thread.start()
     try:
-        assert begun.wait(5)
+        assert begun.wait(20)
         for _ in range(50):  # a wait for each of them would be ten seconds
             with turns.take():
                 assert not release.is_set()

@@ -27,6 +27,8 @@ from kconsume.runtime.tracker import Tracker
 from kconsume.runtime.work import InTransactions, Plainly, ThreadWork
 from tests.unit.fakes import ORDERS, ListStore, Writes, messages_at
 
+pytestmark = pytest.mark.usefixtures("no_time_passes")
+
 GROUP = "shop"
 GAPPED = [3, 4, 7, 8, 9, 20, 21, 30]
 
