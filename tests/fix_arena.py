@@ -74,6 +74,14 @@ class Arena:
             delete_topics(self.admin, self._made)
 
 
+def told_to_stop(app: App) -> bool:
+    """Whether all its lanes have been: what has not begun by now is left."""
+    supervisor = app._supervisor
+    engines = supervisor.engines if supervisor is not None else ()
+    lanes = [holding.lane for engine in engines for holding in list(engine.tenancy.holdings.values())]
+    return bool(lanes) and all(lane is not None and lane.stop for lane in lanes)
+
+
 @pytest.fixture(scope="session")
 def embedded() -> Iterator[KafkaControls]:
     """In a process of its own: at the end of a run of several minutes the client's library once crashed while it

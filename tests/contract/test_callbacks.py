@@ -228,7 +228,7 @@ def test_an_error_when_partitions_come_ends_the_app_with_its_cause_and_nothing_f
 
 def assert_all_is_handled_by_the_next(shop: Shop) -> None:
     name = f"kconsume-{shop.group}"  # of the owner's thread, which says that it has ended a moment before it does
-    eventually(lambda: name not in {t.name for t in threading.enumerate()}, within=5, what="the client was closed")
+    eventually(lambda: name not in {t.name for t in threading.enumerate()}, what="the client was closed")
     assert shop.passed() == set()
     shop.write()
     with shop.member().running():

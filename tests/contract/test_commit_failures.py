@@ -478,13 +478,16 @@ def ended_before_the_app(arena: Arena, group: str, monkeypatch: pytest.MonkeyPat
         eventually(lambda: len(polls) > 20, what="the client is polled while the app drains")
         ended.append(record.offset)
 
-    app = shop.member(handle=slow)
-    arena.produce(shop.topic, ["slow"], 0)
-    arena.produce(shop.topic, ["swift"], 1)
+    def write() -> None:
+        shop.await_pinned(app)  # or it would die of that commit, before a handler runs
+        shop.broker.fail_next("OffsetCommit", KafkaError.FENCED_INSTANCE_ID)
+        arena.produce(shop.topic, ["slow"], 0)
+        arena.produce(shop.topic, ["swift"], 1)
+
+    app = shop.member(shutdown=30.0, handle=slow)
     monkeypatch.setattr(Source, "poll", polled)
-    shop.broker.fail_next("OffsetCommit", KafkaError.FENCED_INSTANCE_ID)
     with pytest.raises(InstanceTaken):
-        shop.run_until_it_fails(app=app)
+        shop.run_until_it_fails(write, app)
     return list(ended)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kconsume import App, BatchError, Batching, Partition
-from tests.fix_arena import QUICK, Arena
+from tests.fix_arena import QUICK, Arena, told_to_stop
 from tests.waiting import eventually
 
 EXECUTORS = ["thread", "inline", "async", "batch", "async batch"]
@@ -279,7 +279,8 @@ def test_what_runs_is_finished_and_what_has_not_begun_is_left(arena: Arena, grou
     with app.running():
         assert begun.wait(20)
         app.stop()
-        threading.Timer(0.3, go.set).start()
+        eventually(lambda: told_to_stop(app), what="told to stop")
+        go.set()
     assert done
     assert len(done) < 50
     again: list[str] = []
