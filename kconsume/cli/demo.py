@@ -29,6 +29,9 @@ KILLED_AFTER = 0.4
 
 _TICK = 0.05
 _PATIENCE = 15.0
+"""Seconds in which nothing goes on, before the rest is given up."""
+_START = 60.0
+"""Seconds that the consumers have to start: each is a process, and the machine may be busy."""
 
 
 @click.command(short_help="See it work: one of two consumers is killed, nothing is lost.")
@@ -130,10 +133,13 @@ class Play:
             self._tell(f"{survivor.name} has taken over {self._orphaned}, at the offsets where the rows end")
 
     def _catch_up(self) -> None:
-        """Wait until every offset is passed. What is missing after that is lost, and counted so."""
-        produced = self._props.produced()
+        """Wait until every offset is passed, for as long as that goes on. What is missing after that is lost, and
+        counted so."""
+        produced, known = self._props.produced(), -1
         deadline = Deadline(_PATIENCE)
-        while self._books.passed() < produced and not deadline.passed:
+        while (passed := self._books.passed()) < produced and not deadline.passed:
+            if passed > known:
+                known, deadline = passed, Deadline(_PATIENCE)
             self._notice_take_over()
             self._look()
             time.sleep(_TICK)
@@ -180,10 +186,10 @@ class Play:
         )
 
     def _await(self, condition: Callable[[], bool], otherwise: str) -> None:
-        deadline = Deadline(_PATIENCE)
+        deadline = Deadline(_START)
         while not condition():
             if deadline.passed:
-                raise DemoFailed(f"{otherwise} within {_PATIENCE:g} s: is the machine very busy? Try again")
+                raise DemoFailed(f"{otherwise} within {_START:g} s: is the machine very busy? Try again")
             self._look()
             time.sleep(_TICK)
 

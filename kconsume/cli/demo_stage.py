@@ -36,7 +36,7 @@ _GROUP = "demo"
 _MARK = 0x6B636F6E
 """SQLite's application_id of a file that the demo made, and may replace."""
 _SKUS = ("apple", "pear", "plum", "quince", "cherry", "medlar", "sloe", "fig")
-_STOP_SECONDS = 10.0
+_STOP_SECONDS = 30.0
 
 
 class DemoFailed(KconsumeError):

@@ -24,7 +24,7 @@ from kconsume.testing import broker as named
 from kconsume.testing.broker import attach, find, names
 from tests.waiting import eventually
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 ATTACH = "from kconsume.testing.broker import attach; broker = attach('shop'); print(broker.about.pid)"
 
 
@@ -203,7 +203,7 @@ def test_a_signal_ends_it_as_stop_does(folder: Path, number: signal.Signals) -> 
 
 
 def test_a_broker_that_nobody_uses_ends_by_itself(folder: Path) -> None:
-    broker = attach("shop", idle=0.5)
+    broker = attach("shop", idle=2.0)
 
     eventually(lambda: not listens(broker.bootstrap), what="the end of the broker")
     assert files(folder) == []

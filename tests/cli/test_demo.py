@@ -8,17 +8,22 @@ import shutil
 import signal
 import sqlite3
 from contextlib import closing
+from functools import partial
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
 from rich.console import Console
 
 from kconsume.cli import demo_app
-from kconsume.cli.demo import ORDERS, complaints_of
+from kconsume.cli.demo import ORDERS, Play, complaints_of
 from kconsume.cli.demo_screen import Result, show_result
 from kconsume.cli.demo_stage import Books, prepare
 from kconsume.errors import ConfigurationError
+from kconsume.runtime.budget import Deadline
 from tests.cli.conftest import Shop
 from tests.waiting import eventually
 
@@ -108,6 +113,39 @@ def test_a_file_that_cannot_be_written_is_an_error_that_names_the_fix(shop: Shop
 
     assert refused.returncode == 2
     assert "name another with --keep" in refused.stderr
+
+
+class SlowBooks:
+    """Of consumers that handle another order every ten seconds, up to some number; then nothing goes on."""
+
+    def __init__(self, upto: int) -> None:
+        self.now = 0.0
+        self._upto = upto
+
+    def passed(self) -> int:
+        self.now += 10.0
+        return min(self._upto, int(self.now / 10.0))
+
+    def rows(self) -> dict[str, int]:
+        return {}
+
+    def owners(self) -> dict[int, int]:
+        return {}
+
+
+@pytest.mark.parametrize(("upto", "seconds"), [(100, 1000.0), (50, 520.0)], ids=["all of them", "half of them"])
+def test_orders_are_waited_for_as_long_as_they_are_handled_however_slowly(
+    upto: int, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given up too soon, those that nobody has come to yet would be called lost."""
+    module, books = import_module("kconsume.cli.demo"), SlowBooks(upto)
+    monkeypatch.setattr(module, "Deadline", partial(Deadline, clock=lambda: books.now))
+    monkeypatch.setattr(module, "_TICK", 0.0)
+    first = SimpleNamespace(pid=1, name="consumer 1", running=True, killed=False, stopped=False)
+    props: Any = SimpleNamespace(produced=lambda: 100, consumers=[first], sent=100)
+    shown: Any = SimpleNamespace(show=lambda view: None)
+    Play(props, cast(Books, books), shown, "kept.db")._catch_up()
+    assert books.now == seconds
 
 
 @pytest.mark.parametrize(
