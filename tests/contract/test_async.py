@@ -22,7 +22,7 @@ import pytest
 from kconsume import App, HandlerFailed, KconsumeError, Partition, Record, Report
 from kconsume.backends import SqliteStore, open_store
 from kconsume.errors import ConfigurationError, ResourceFailed
-from tests.fix_arena import QUICK, Arena
+from tests.fix_arena import QUICK, Arena, told_to_stop
 from tests.waiting import eventually
 
 LONG = 60.0
@@ -63,7 +63,7 @@ def nothing_left() -> Iterator[None]:
 
 
 def eventually_none(look: Callable[[], list[str]]) -> list[str]:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while (seen := look()) and time.monotonic() < deadline:
         time.sleep(0.02)
     return seen
@@ -368,7 +368,7 @@ def test_cancelled_in_the_block_it_drains_commits_leaves_and_is_cancelled(
     @app.consume(topic)
     async def handle(value: str) -> None:
         begun.set()
-        await asyncio.sleep(0.5)
+        await soon(lambda: told_to_stop(app), "told to stop")
         done.append(value)
 
     async def serve() -> None:
@@ -540,7 +540,7 @@ def test_a_timeout_around_the_block_is_a_timeout_and_drains(arena: Arena, group:
     @app.consume(topic)
     async def handle(value: str) -> None:
         begun.set()
-        await asyncio.sleep(0.5)
+        await soon(lambda: told_to_stop(app), "told to stop")
         done.append(value)
 
     async def block() -> None:
@@ -1094,10 +1094,11 @@ def test_run_in_another_thread_is_refused_and_nothing_is_started(arena: Arena, g
 
 SERVICE = """
     import asyncio, pathlib, sys
-    from kconsume import App
+    from kconsume import App, Partition
 
     bootstrap, topic, group = sys.argv[1:]
-    app = App(bootstrap, group=group, kafka={{"session.timeout.ms": 2000, "heartbeat.interval.ms": 250}}, shutdown=4)
+    quick = {{"session.timeout.ms": 2000, "heartbeat.interval.ms": 250}}
+    app = App(bootstrap, group=group, kafka=quick, shutdown={shutdown})
 
     @app.consume(topic)
     async def handle(value: str) -> None:
@@ -1106,12 +1107,14 @@ SERVICE = """
 
     app.run()
 """
+UNTIL_IT_IS_TOLD_TO_STOP = """while not app._supervisor.engines[0].tenancy.holdings[Partition(topic, 0)].lane.stop:
+            await asyncio.sleep(0.01)"""
 
 
 @pytest.mark.parametrize(
     ("body", "code", "said"),
     [
-        ("await asyncio.sleep(0.5)", 0, "handled 1  skipped 0"),
+        (UNTIL_IT_IS_TOLD_TO_STOP, 0, "handled 1  skipped 0"),
         ("await asyncio.sleep(600)", 3, "abandoned"),
         ("import time; time.sleep(600)", 3, "abandoned"),
         ("await asyncio.to_thread(__import__('time').sleep, 600)", 3, "abandoned"),
@@ -1123,7 +1126,7 @@ def test_sigterm_drains_async_handlers_and_the_exit_code_says_how_it_went(
 ) -> None:
     topic = arena.topic(1)
     arena.produce(topic, ["a", "b"], 0)
-    (tmp_path / "service.py").write_text(textwrap.dedent(SERVICE.format(body=body)))
+    (tmp_path / "service.py").write_text(textwrap.dedent(SERVICE.format(body=body, shutdown=4 if code == 3 else 30)))
     process = subprocess.Popen(
         [sys.executable, "service.py", arena.bootstrap, topic, group],
         cwd=tmp_path,

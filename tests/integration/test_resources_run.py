@@ -516,7 +516,7 @@ def service(arena: Arena, group: str, tmp_path: Path) -> Iterator[Callable[..., 
 
 
 def test_sigterm_closes_them_after_the_drain(service: Callable[..., Service], arena: Arena, group: str) -> None:
-    running = service(GOOD)
+    running = service(GOOD, shutdown=30)
     running.awaits("handled")
     running.process.send_signal(signal.SIGTERM)
     code, err = running.end()
@@ -550,7 +550,7 @@ def test_one_that_asks_for_what_nobody_provides_is_refused_before_any_is_built(
 def test_one_that_cannot_be_closed_ends_the_process_with_1_and_its_cause(
     service: Callable[..., Service], arena: Arena, group: str
 ) -> None:
-    failed = service(CANNOT_BE_CLOSED)
+    failed = service(CANNOT_BE_CLOSED, shutdown=30)
     failed.awaits("handled")
     failed.process.send_signal(signal.SIGTERM)
     code, err = failed.end()

@@ -34,38 +34,58 @@ def filled(kafka: KafkaService, topic: MakeTopic) -> str:
 
 
 @pytest.fixture
+def hurry() -> threading.Event:
+    """Set when the store has been down. Until then the second half of the work takes its time: on a busy machine all of
+    it might be done before the test comes to its fault."""
+    return threading.Event()
+
+
+def take_time(record: Record, hurry: threading.Event) -> None:
+    time.sleep(0.0005 if hurry.is_set() or record.offset < EACH // 2 else 0.02)
+
+
+@pytest.fixture
 def effects(postgres_url: str, cutting_proxy: CuttingProxy) -> PostgresEffects:
     return PostgresEffects(postgres_url, f"{cutting_proxy.url}?{NO_ENCRYPTION}")
 
 
 @pytest.fixture
-def app(kafka: KafkaService, filled: str, group: str, effects: PostgresEffects) -> App:
+def app(kafka: KafkaService, filled: str, group: str, effects: PostgresEffects, hurry: threading.Event) -> App:
     """Whose handler leaves a row for each record."""
     app = App(kafka.bootstrap, group=group, offsets=effects.offsets, kafka=QUICK)
 
     @app.consume(filled)
     def insert(record: Record, tx: psycopg.Connection) -> None:
         tx.execute("insert into seen values (%s, %s, 'here')", (record.partition, record.offset))
-        time.sleep(0.0005)
+        take_time(record, hurry)
 
     return app
 
 
 def test_nothing_is_consumed_while_the_store_is_down_at_assign(
-    app: App, effects: PostgresEffects, cutting_proxy: CuttingProxy, caplog: pytest.LogCaptureFixture
+    app: App,
+    effects: PostgresEffects,
+    cutting_proxy: CuttingProxy,
+    caplog: pytest.LogCaptureFixture,
+    hurry: threading.Event,
 ) -> None:
     cutting_proxy.down()
     with app.running():
         eventually(lambda: "claim failed, partitions wait" in caplog.text, what="the reason is in the log")
         assert "cannot be reached" in caplog.text
         assert effects.rows == 0
+        hurry.set()
         cutting_proxy.up()
-        eventually(lambda: effects.rows >= RECORDS, within=30, what="work begins by itself")
+        eventually(lambda: effects.rows >= RECORDS, what="work begins by itself")
     assert (effects.rows, effects.distinct) == (RECORDS, RECORDS)
 
 
 def test_work_stops_while_the_store_is_down_and_resumes_by_itself(
-    app: App, effects: PostgresEffects, cutting_proxy: CuttingProxy, caplog: pytest.LogCaptureFixture
+    app: App,
+    effects: PostgresEffects,
+    cutting_proxy: CuttingProxy,
+    caplog: pytest.LogCaptureFixture,
+    hurry: threading.Event,
 ) -> None:
     with app.running():
         eventually(lambda: effects.rows > 20, what="work is under way")
@@ -74,14 +94,20 @@ def test_work_stops_while_the_store_is_down_and_resumes_by_itself(
         done = effects.rows
         eventually(lambda: "claim failed, partitions wait" in caplog.text, what="it is tried again, and says so")
         assert effects.rows == done < RECORDS
+        hurry.set()
         cutting_proxy.up()
-        eventually(lambda: effects.rows >= RECORDS, within=30, what="work resumes by itself")
+        eventually(lambda: effects.rows >= RECORDS, what="work resumes by itself")
     assert (effects.rows, effects.distinct) == (RECORDS, RECORDS)
 
 
 @pytest.mark.parametrize("cut", [Cut.BEFORE, Cut.AFTER])
 def test_a_store_that_goes_down_at_commit_is_asked_what_it_has_when_it_is_back(
-    app: App, effects: PostgresEffects, cutting_proxy: CuttingProxy, caplog: pytest.LogCaptureFixture, cut: Cut
+    app: App,
+    effects: PostgresEffects,
+    cutting_proxy: CuttingProxy,
+    caplog: pytest.LogCaptureFixture,
+    hurry: threading.Event,
+    cut: Cut,
 ) -> None:
     hit = threading.Event()
 
@@ -98,8 +124,9 @@ def test_a_store_that_goes_down_at_commit_is_asked_what_it_has_when_it_is_back(
         cutting_proxy.down()
         cutting_proxy.decide = pass_all
         eventually(lambda: "claim failed, partitions wait" in caplog.text, what="it is asked, and does not answer")
+        hurry.set()
         cutting_proxy.up()
-        eventually(lambda: effects.rows >= RECORDS, within=30, what="work resumes by itself")
+        eventually(lambda: effects.rows >= RECORDS, what="work resumes by itself")
     assert (effects.rows, effects.distinct) == (RECORDS, RECORDS)
 
 
@@ -116,13 +143,13 @@ def test_a_process_whose_store_is_down_ends_in_time_with_a_report(
 ) -> None:
     with fleet(job(kafka, filled, group, effects, tmp_path)) as workers:
         worker = workers.grow()
-        workers.await_work(lambda: effects.rows > 20, within=20, what="work is under way")
+        workers.await_work(lambda: effects.rows > 20, within=60, what="work is under way")
         cutting_proxy.down()
         eventually(lambda: "stopped partition=" in worker.log, what="it has noticed")
         assert stop_in_time(workers, worker) == 0, worker.log
         cutting_proxy.up()
         workers.grow()
-        workers.await_work(lambda: effects.rows >= RECORDS, within=40, what="the next process does the rest")
+        workers.await_work(lambda: effects.rows >= RECORDS, within=60, what="the next process does the rest")
     assert (effects.rows, effects.distinct) == (RECORDS, RECORDS)
 
 
@@ -137,7 +164,7 @@ def test_a_process_that_cannot_claim_ends_in_time_with_a_report(
     cutting_proxy.down()
     with fleet(job(kafka, filled, group, effects, tmp_path)) as workers:
         worker = workers.grow()
-        workers.await_work(lambda: "claim failed" in worker.log, within=20, what="it tries to claim")
+        workers.await_work(lambda: "claim failed" in worker.log, within=60, what="it tries to claim")
         assert stop_in_time(workers, worker) == 0, worker.log
     assert effects.rows == 0
 
@@ -149,24 +176,24 @@ def test_a_process_whose_store_does_not_answer_ends_in_time_and_says_what_it_aba
         effects = PostgresEffects(server.url)
         with fleet(job(kafka, filled, group, effects, tmp_path)) as workers:
             worker = workers.grow()
-            workers.await_work(lambda: effects.rows > 20, within=20, what="work is under way")
+            workers.await_work(lambda: effects.rows > 20, within=60, what="work is under way")
             server.freeze()
             time.sleep(0.3)  # the fault's own timing: handlers run into the silence
             assert stop_in_time(workers, worker) == 3, worker.log
             assert f"abandoned {filled}/" in worker.log
             server.thaw()
             workers.grow()
-            workers.await_work(lambda: effects.rows >= RECORDS, within=40, what="the next process does the rest")
+            workers.await_work(lambda: effects.rows >= RECORDS, within=60, what="the next process does the rest")
         assert (effects.rows, effects.distinct) == (RECORDS, RECORDS)
 
 
 def job(kafka: KafkaService, topic: str, group: str, effects: Effects, folder: Path) -> Job:
-    return Job(kafka.bootstrap, topic, group, effects.offsets, folder, (f"--shutdown={SHUTDOWN:g}", "--work=0.002"))
+    return Job(kafka.bootstrap, topic, group, effects.offsets, folder, (f"--shutdown={SHUTDOWN:g}", "--work=0.006"))
 
 
 def stop_in_time(workers: Fleet, worker: Worker) -> int:
     """SIGTERM; the exit code, of a process that has kept to its deadline and has reported."""
     workers.members.remove(worker)
-    code = worker.stop(within=SHUTDOWN + 2)  # the interpreter's own end
+    code = worker.stop(within=SHUTDOWN + 8)  # the interpreter's own end, on a busy machine
     assert "kconsume stopped in" in worker.log
     return code

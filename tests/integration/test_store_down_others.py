@@ -6,7 +6,6 @@ import fcntl
 import os
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -22,10 +21,10 @@ from tests.chaos.effects import Effects, RedisEffects, SqliteEffects
 from tests.chaos.fleet import fleet
 from tests.contract.redis_proxy import Cut, RedisProxy
 from tests.fix_arena import QUICK
-from tests.integration.test_store_down import PARTITIONS, RECORDS, filled, job, stop_in_time
+from tests.integration.test_store_down import PARTITIONS, RECORDS, filled, hurry, job, stop_in_time, take_time
 from tests.waiting import eventually
 
-__all__ = ["filled"]
+__all__ = ["filled", "hurry"]
 
 _QUEUED = b"\xa5RPUSH"
 """A command in a queue: in the request that applies it, and in no other."""
@@ -125,7 +124,7 @@ def outage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.fixture
-def app(kafka: KafkaService, filled: str, group: str, outage: Outage) -> App:
+def app(kafka: KafkaService, filled: str, group: str, outage: Outage, hurry: threading.Event) -> App:
     """Whose handler leaves an effect for each record."""
     app = App(kafka.bootstrap, group=group, offsets=outage.effects.offsets, kafka=QUICK)
     if isinstance(outage, RedisOutage):
@@ -133,36 +132,37 @@ def app(kafka: KafkaService, filled: str, group: str, outage: Outage) -> App:
         @app.consume(filled)
         def push(record: Record, tx: Pipeline) -> None:
             tx.rpush(f"seen:{record.partition}", f"{record.offset} here")
-            time.sleep(0.0005)
+            take_time(record, hurry)
 
     else:
 
         @app.consume(filled)
         def insert(record: Record, tx: sqlite3.Connection) -> None:
             tx.execute("insert into seen values (?, ?, 'here')", (record.partition, record.offset))
-            time.sleep(0.0005)
+            take_time(record, hurry)
 
     return app
 
 
 def all_once(effects: Effects) -> None:
-    eventually(lambda: effects.rows >= RECORDS, within=40, what="work is done by itself")
+    eventually(lambda: effects.rows >= RECORDS, within=60, what="work is done by itself")
     assert (effects.rows, effects.distinct) == (RECORDS, RECORDS)
 
 
 def test_nothing_is_consumed_while_the_store_is_down_at_assign(
-    app: App, outage: Outage, caplog: pytest.LogCaptureFixture
+    app: App, outage: Outage, caplog: pytest.LogCaptureFixture, hurry: threading.Event
 ) -> None:
     outage.down()
     with app.running():
         eventually(lambda: "claim failed, partitions wait" in caplog.text, what="the reason is in the log")
         assert outage.effects.rows == 0
+        hurry.set()
         outage.up()
         all_once(outage.effects)
 
 
 def test_work_stops_while_the_store_is_down_and_resumes_by_itself(
-    app: App, outage: Outage, caplog: pytest.LogCaptureFixture
+    app: App, outage: Outage, caplog: pytest.LogCaptureFixture, hurry: threading.Event
 ) -> None:
     with app.running():
         eventually(lambda: outage.effects.rows > 20, what="work is under way")
@@ -171,18 +171,20 @@ def test_work_stops_while_the_store_is_down_and_resumes_by_itself(
         done = outage.effects.rows
         eventually(lambda: "claim failed, partitions wait" in caplog.text, what="it is tried again, and says so")
         assert outage.effects.rows == done < RECORDS
+        hurry.set()
         outage.up()
         all_once(outage.effects)
 
 
 def test_a_commit_that_is_lost_is_asked_about_and_not_repeated(
-    app: App, outage: Outage, caplog: pytest.LogCaptureFixture
+    app: App, outage: Outage, caplog: pytest.LogCaptureFixture, hurry: threading.Event
 ) -> None:
     with app.running():
         eventually(lambda: outage.effects.rows > 20, what="work is under way")
         hit = outage.lose_a_commit()
         assert hit.wait(20)
         eventually(lambda: "stopped partition=" in caplog.text, what="the partition stops")
+        hurry.set()
         all_once(outage.effects)
 
 
@@ -195,11 +197,11 @@ def test_a_process_whose_store_is_down_ends_in_time_with_a_report(
     effects = outage.effects
     with fleet(job(kafka, filled, group, effects, tmp_path)) as workers:
         worker = workers.grow()
-        workers.await_work(lambda: effects.rows > 20, within=20, what="work is under way")
+        workers.await_work(lambda: effects.rows > 20, within=60, what="work is under way")
         outage.down()
         eventually(lambda: "stopped partition=" in worker.log, what="it has noticed")
         assert stop_in_time(workers, worker) in (0, 3), worker.log  # 3: it was waiting for the file just then
         outage.up()
         workers.grow()
-        workers.await_work(lambda: effects.rows >= RECORDS, within=40, what="the next process does the rest")
+        workers.await_work(lambda: effects.rows >= RECORDS, within=60, what="the next process does the rest")
     assert (effects.rows, effects.distinct) == (RECORDS, RECORDS)
