@@ -12,6 +12,10 @@ from hypothesis import settings
 # The importlib import mode puts nothing on the path; the plugins and helpers are modules of `tests`.
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from tests.memory import prefer_memory
+
+prefer_memory()
+
 # No test asserts a time: several of them run at once, and each may have to wait for its turn.
 settings.register_profile("kconsume", deadline=None)
 settings.load_profile("kconsume")
