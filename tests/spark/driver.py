@@ -32,6 +32,10 @@ class Orders:
     master: str
     max_records: int
 
+    @property
+    def checkpoint(self) -> str:
+        return f"{self.folder}/checkpoint"
+
 
 def main(orders: Orders) -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
@@ -50,10 +54,14 @@ def main(orders: Orders) -> None:
     print("drained", flush=True)  # noqa: T201
 
 
-def run_stream(orders: Orders, spark: SparkSession) -> None:
+def app_of(orders: Orders) -> App:
     app = App(orders.bootstrap, group=orders.group, offsets=orders.url)
     app.consume(orders.topic)(load if orders.form == "driver" else load_table)
-    stream(app, spark, checkpoint=f"{orders.folder}/checkpoint", max_records=orders.max_records).wait()
+    return app
+
+
+def run_stream(orders: Orders, spark: SparkSession) -> None:
+    stream(app_of(orders), spark, checkpoint=orders.checkpoint, max_records=orders.max_records).wait()
 
 
 def run_own_query(orders: Orders, spark: SparkSession) -> None:
@@ -63,7 +71,7 @@ def run_own_query(orders: Orders, spark: SparkSession) -> None:
     frame = source.option("maxOffsetsPerTrigger", str(orders.max_records)).load()
     batches = foreach_batch(load, store=orders.url, group=orders.group)
     writer = frame.writeStream.foreachBatch(batches)
-    batches.wait(writer.option("checkpointLocation", f"{orders.folder}/checkpoint/gen-0001").start())
+    batches.wait(writer.option("checkpointLocation", f"{orders.checkpoint}/gen-0001").start())
 
 
 if __name__ == "__main__":
