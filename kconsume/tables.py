@@ -9,6 +9,7 @@ a dict, costs more than twice as much.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import cache
@@ -68,12 +69,20 @@ def table_of(messages: Sequence[Message]) -> pyarrow.Table:
             # With their types: to guess one, pyarrow looks for dateutil, each time anew where there is none (90 µs).
             pa.repeat(pa.scalar(first.topic(), pa.string()), count),
             pa.repeat(pa.scalar(first.partition(), pa.int32()), count),
-            pa.array(list(map(kind.offset, messages)), pa.int64()),
+            _offsets(messages),
             _timestamps(messages),
             _headers(messages),
         ],
         schema=columns,
     )
+
+
+def _offsets(messages: Sequence[Message]) -> Column:
+    """From Python's own array of 64 bits, in half the time: no record is without an offset, so none is looked for."""
+    import pyarrow as pa
+
+    numbers = array("q", map(type(messages[0]).offset, messages))
+    return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
 
 
 @cache

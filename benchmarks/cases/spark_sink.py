@@ -18,8 +18,9 @@ from kconsume import App, Batching
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-BATCHES = 4
-"""Of each partition; so that none of them waits for records that do not come."""
+BATCHES = 2
+"""Of each partition, and all of them full: one that is short of a record would wait until nothing more comes. (By four
+the records of a partition cannot be divided.) The other side takes all partitions in one batch."""
 MEMORY = 1 << 30
 """Of records in flight: batches as large as Spark likes them are not had with the default."""
 

@@ -73,11 +73,11 @@ class Pace:
     @property
     def swift(self) -> bool:
         """Whether the handler is so fast that it cannot be waiting for anything: other threads would not help it."""
-        return self.seconds_each is not None and self.seconds_each < self.SWIFT
+        return self.seconds_each is not None and self.seconds_each < self.SWIFT and not self.waits
 
     def took(self, records: int, seconds: float) -> None:
         """A slice of `records` took `seconds`."""
-        each = max(seconds / records, self.SWIFT) if self.waits else seconds / records
+        each = seconds / records
         known, told = self.seconds_each, self._told(records, each)
         self.seconds_each = each if known is None else known + (each - known) * told
         fits = self.waits and records < self.size and seconds <= self.target

@@ -29,6 +29,11 @@ class Gathering:
         return len(self._messages)
 
     @property
+    def most(self) -> int:
+        """How many records a full batch has."""
+        return self._batching.records
+
+    @property
     def due(self) -> float:
         """When what waits is handed over though it is not full."""
         return self._due

@@ -151,6 +151,11 @@ class Lane:
         """Whether something of it may still be reported without a further chunk."""
         return self.busy or (self.under_way is not None and self.under_way.moves)
 
+    @property
+    def batch(self) -> int:
+        """How many records its handler is given at once; 0 for one that is given them one by one."""
+        return 0 if self.gathering is None else self.gathering.most
+
     def took_on(self, chunk: Chunk) -> None:
         self.records += len(chunk.messages)
         self.bytes += sum(map(len, chunk.messages))

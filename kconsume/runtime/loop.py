@@ -223,8 +223,8 @@ class Loop:
     def _deliver(self, holding: Holding, lane: Lane, chunk: Chunk, window: Window) -> None:
         holding.tracker.delivered(chunk.first, chunk.last)
         lane.lanes.submit(lane, chunk)
-        pace = lane.pace
-        if window.share(lane.records, lane.bytes, pace.seconds_each, waits=pace.waits) >= 1.0:
+        pace, batch = lane.pace, lane.batch
+        if window.share(lane.records, lane.bytes, pace.seconds_each, waits=pace.waits, batch=batch) >= 1.0:
             self._crowded.setdefault(holding, time.monotonic())
 
     def _hand_over_batches(self, now: float) -> None:
@@ -340,7 +340,12 @@ class Loop:
                 continue
             pace, crowded_for = lane.pace, now - since
             advice = window.advise(
-                lane.records, lane.bytes, crowded_for=crowded_for, seconds_each=pace.seconds_each, waits=pace.waits
+                lane.records,
+                lane.bytes,
+                crowded_for=crowded_for,
+                seconds_each=pace.seconds_each,
+                waits=pace.waits,
+                batch=lane.batch,
             )
             if advice is Advice.FLOW:
                 del self._crowded[holding]

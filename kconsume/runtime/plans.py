@@ -26,6 +26,7 @@ from kconsume.runtime.home import Home
 from kconsume.runtime.mail import Delivers
 from kconsume.runtime.routes import Wanted
 from kconsume.settings import ClientValue
+from kconsume.spark.sink import is_session
 from kconsume.wrapping import Wrap
 
 
@@ -73,7 +74,9 @@ class HandlerPlan:
     def waits(self) -> bool:
         """Whether it waits for something beside its own work, so that no time of its own says how fast it is."""
         waits_for_its_sends = self.binding.sends and not self.outbox
-        waits = waits_for_its_sends or self.rate is not None or self.timeout is not None
+        # What it does in Spark is done in the JVM: the interpreter is free meanwhile, to fetch and for other lanes.
+        waits_for_spark = any(map(is_session, self.binding.resources.values()))
+        waits = waits_for_its_sends or waits_for_spark or self.rate is not None or self.timeout is not None
         return waits or (self.binding.is_async and not self.plainly_async)
 
     @property

@@ -81,9 +81,16 @@ def test_memory_is_bounded_by_the_window_and_one_fetch(
 def test_control_without_hysteresis_it_flaps() -> None:
     class Hasty(Window):
         def advise(
-            self, records: int, size: int, *, crowded_for: float | None, seconds_each: float | None, waits: bool = False
+            self,
+            records: int,
+            size: int,
+            *,
+            crowded_for: float | None,
+            seconds_each: float | None,
+            waits: bool = False,
+            batch: int = 0,
         ) -> Advice:
-            return super().advise(records, size, crowded_for=None, seconds_each=seconds_each, waits=waits)
+            return super().advise(records, size, crowded_for=None, seconds_each=seconds_each, waits=waits, batch=batch)
 
     lane = Lane(Hasty(4 * MB, 1), 0.001)
     for number in range(40):
@@ -113,6 +120,44 @@ def test_one_that_waits_has_many_so_that_a_crowded_lane_leaves_the_others_someth
     assert window.share(2000, 0, 0.000_030, waits=True) < 0.1
     assert window.advise(2000, 0, crowded_for=None, seconds_each=0.000_030, waits=True) is Advice.FLOW
     assert window.advise(2000, 0, crowded_for=None, seconds_each=0.000_030) is Advice.WAIT
+
+
+class TestLargeBatches:
+    """A batch larger than the window is there as a whole or not at all; meanwhile the next ones are fetched."""
+
+    BATCH = 60_000
+    window = Window(1024 * MB, 1)
+
+    @pytest.mark.parametrize(("each", "waits"), [(None, False), (None, True), (0.000_005, True), (0.000_030, False)])
+    def test_with_one_batch_and_with_the_next_nobody_is_held_up(self, each: float | None, waits: bool) -> None:
+        for records in (self.BATCH, 2 * self.BATCH):
+            flows = self.window.advise(records, 0, crowded_for=None, seconds_each=each, waits=waits, batch=self.BATCH)
+            assert flows is Advice.FLOW, records
+
+    def test_control_by_the_usual_window_one_batch_holds_up_all_partitions(self) -> None:
+        one = self.window.advise(self.BATCH, 0, crowded_for=None, seconds_each=0.000_005, waits=True)
+        assert one is Advice.WAIT
+
+    def test_a_third_is_one_too_many_until_one_is_left(self) -> None:
+        def advice(records: int, crowded_for: float | None) -> Advice:
+            return self.window.advise(
+                records, 0, crowded_for=crowded_for, seconds_each=0.000_005, waits=True, batch=self.BATCH
+            )
+
+        assert advice(3 * self.BATCH, None) is Advice.WAIT
+        assert advice(2 * self.BATCH, 0.1) is Advice.WAIT
+        assert advice(self.BATCH, 0.1) is Advice.FLOW
+
+    def test_memory_bounds_them_all_the_same(self) -> None:
+        small = Window(self.BATCH * RECORD_OVERHEAD, 1)
+        assert small.share(self.BATCH, 0, 0.000_005, waits=True, batch=self.BATCH) == 1.0
+
+    def test_small_batches_have_the_window_of_records(self) -> None:
+        assert self.window.share(2000, 0, 0.000_030, batch=500) == 1.0
+
+    def test_a_swift_lane_comes_to_rest_first_whatever_its_batches(self) -> None:
+        held = self.window.advise(1, 0, crowded_for=None, seconds_each=0.000_001, batch=self.BATCH)
+        assert held is Advice.WAIT
 
 
 @given(st.integers(1, 1000), st.integers(1, 1024 * MB))

@@ -49,6 +49,20 @@ class TestTheSignature:
         assert set(registration.binding.resources.values()) == {SparkSession}
         assert app._resources[SparkSession].spare
 
+    def test_one_that_works_in_spark_is_never_run_by_the_thread_that_fetches(self, tmp_path: Path) -> None:
+        """However little a record takes: the interpreter is free while the JVM works, and the next ones can come."""
+        app = new_app()
+
+        @app.consume("clicks", batch=Batching(10))
+        def load(df: DataFrame) -> None: ...
+
+        @app.consume("clicks", batch=Batching(10), group="tables")
+        def tabulate(table: pa.Table) -> None: ...
+
+        app.consume("clicks", batch=Batching(10), group="files")(SparkSink(path=tmp_path, name="files"))
+        waits = {each.binding.name: each.plan().waits for each in app.registrations}
+        assert [waits[name] for name in sorted(waits)] == [True, True, False], waits
+
     @pytest.mark.parametrize("before", [True, False])
     def test_a_declared_session_is_taken_wherever_it_is_declared(self, before: bool) -> None:
         app = new_app()
