@@ -71,7 +71,7 @@ def test_the_demo_kills_a_consumer_and_ends_with_one_row_for_each_order(shop: Sh
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_demo_leaves_no_process(shop: Shop, number: signal.Signals) -> None:
     playing = shop.start("demo")
-    eventually(lambda: "orders stream in" in playing.out, what="a stream of orders")
+    eventually(lambda: "orders stream in" in playing.out, within=90, what="a stream of orders")
     assert len(shop.processes()) >= 6  # the demo, the broker, two consumers and who watches over them
     playing.send(number)
 
@@ -82,7 +82,7 @@ def test_an_interrupted_demo_leaves_no_process(shop: Shop, number: signal.Signal
 
 def test_a_killed_demo_leaves_no_process(shop: Shop) -> None:
     playing = shop.start("demo")
-    eventually(lambda: "orders stream in" in playing.out, what="a stream of orders")
+    eventually(lambda: "orders stream in" in playing.out, within=90, what="a stream of orders")
     playing.send(signal.SIGKILL)
     playing.end()
 

@@ -25,7 +25,7 @@ import pytest
 from kconsume.backends import Position, SqliteStore, open_store, sqlite_door, sqlite_place
 from kconsume.errors import ConfigurationError, Fenced, StoreError, StoreUnavailable
 from tests.contract.sqlite_child import GROUP, ORDERS
-from tests.contract.test_sqlite_store import Table, claim_orders, opened, table_in
+from tests.contract.test_sqlite_store import Table, claim_orders, open_in, opened, table_in
 from tests.waiting import eventually
 
 
@@ -206,7 +206,8 @@ class TestTheTurnstile:
 
         turnstile = os.open(f"{table.store.path}-turnstile", os.O_RDWR)
         fcntl.flock(turnstile, fcntl.LOCK_EX)
-        before = len(os.listdir("/proc/self/fd"))
+        folder = Path(table.store.path).parent
+        before = open_in(folder)
         table.store.close()
         if lacks == "a descriptor":
             monkeypatch.setattr(os, "dup", refuse)
@@ -219,7 +220,7 @@ class TestTheTurnstile:
         assert refused.value.__cause__ is not None
         monkeypatch.undo()
         os.close(turnstile)
-        eventually(lambda: len(os.listdir("/proc/self/fd")) <= before, what="nothing is left open")
+        eventually(lambda: open_in(folder) <= before, what="nothing is left open")
         handle(table)
 
     def test_a_store_that_came_with_a_fork_is_refused_and_leaves_the_parent_s_alone(self, table: Table) -> None:

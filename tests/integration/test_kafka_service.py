@@ -171,7 +171,10 @@ with LocalKafka() as broker:
 
 
 def is_gone(pid: int) -> bool:
-    return not Path(f"/proc/{pid}/stat").exists() or status(pid)[0] == "Z"
+    try:
+        return status(pid)[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):  # the latter if it goes while its file is read
+        return True
 
 
 def parent_of(pid: int) -> int:

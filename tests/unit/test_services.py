@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import zipfile
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kconsume.errors import ServiceUnavailable
-from kconsume.testing.services import jars, java, kafka, kafka_docker, kafka_local, kafka_settings, ports
+from kconsume.testing.services import jars, java, kafka, kafka_docker, kafka_local, kafka_settings, local_process, ports
 
 
 @contextmanager
@@ -54,6 +55,19 @@ class TestChoosingAWay:
         monkeypatch.setattr(kafka, "_ANSWER_SECONDS", 0.2)
         with pytest.raises(ServiceUnavailable, match=closed), kafka.kafka_service():
             pass
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError, ProcessLookupError])
+def test_a_thread_that_ends_while_a_process_is_being_frozen_is_looked_for_again(
+    error: type[OSError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its file is opened, or between that and the reading of it: a JVM's come and go."""
+
+    def gone(path: Path) -> str:
+        raise error(str(path))
+
+    monkeypatch.setattr(Path, "read_text", gone)
+    assert not local_process._is_stopped(os.getpid())
 
 
 class TestJava:

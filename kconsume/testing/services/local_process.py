@@ -178,7 +178,7 @@ class LocalProcess:
 def _is_stopped(pid: int) -> bool:
     """Every thread of it; where there is no /proc, it is taken for granted."""
     tasks = Path(f"/proc/{pid}/task")
-    with contextlib.suppress(FileNotFoundError):  # a thread has ended
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread has ended, or does while it is read
         states = {(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks.iterdir()}
         return states <= {"T", "t", "Z", "X"}
     return not tasks.exists()
