@@ -26,7 +26,7 @@ class MakeTopic(Protocol):
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[KafkaService]:
     """The run's one broker, started by the first test that asks. A test that breaks brokers makes its own."""
-    with kafka_service() as service:
+    with kafka_service(lasting=False) as service:  # half of the CPU: what would make it faster takes more than it saves
         LASTING.add(service.bootstrap)
         yield service
 

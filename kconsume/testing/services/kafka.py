@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from kconsume.errors import ServiceUnavailable
 from kconsume.testing.services.jars import kafka_jars
@@ -40,10 +41,13 @@ class KafkaService:
 
 
 @contextmanager
-def kafka_service() -> Iterator[KafkaService]:
-    """A broker for as long as the block lasts; `ServiceUnavailable` says why each way was closed."""
+def kafka_service(*, lasting: bool = True) -> Iterator[KafkaService]:
+    """A broker for as long as the block lasts; `ServiceUnavailable` says why each way was closed.
+
+    `lasting`: see `LocalKafka`. A broker that has little to do is better off without it, however long it lives.
+    """
     with ExitStack() as stack:
-        yield _first_there(stack, _ways())
+        yield _first_there(stack, _ways(lasting))
 
 
 def prepare_kafka() -> None:
@@ -53,10 +57,10 @@ def prepare_kafka() -> None:
         kafka_jars()
 
 
-def _ways() -> dict[str, Way]:
+def _ways(lasting: bool = True) -> dict[str, Way]:
     if os.environ.get(ADDRESS):
         return {"address": _given_kafka}
-    return {"docker": docker_kafka, "process": _process_kafka}
+    return {"docker": docker_kafka, "process": partial(_process_kafka, lasting)}
 
 
 def _first_there(stack: ExitStack, ways: dict[str, Way]) -> KafkaService:
@@ -83,6 +87,6 @@ def _given_kafka() -> Iterator[str]:
 
 
 @contextmanager
-def _process_kafka() -> Iterator[str]:
-    with LocalKafka(lasting=True) as kafka:
+def _process_kafka(lasting: bool) -> Iterator[str]:
+    with LocalKafka(lasting=lasting) as kafka:
         yield kafka.bootstrap
