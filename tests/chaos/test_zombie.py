@@ -56,12 +56,12 @@ def test_a_consumer_frozen_inside_its_transaction_holds_up_nobody_and_goes_on_wh
     job = work(effects.offsets, HOT_RECORDS, PARTITIONS, *flags)
     with fleet(job) as workers:
         zombie = workers.grow()
-        workers.await_work(lambda: effects.rows > 100, within=20, what="the first owner works")
+        workers.await_work(lambda: effects.rows > 100, within=60, what="the first owner works")
         freeze_with_the_row_locked(zombie, effects)
         before = effects.rows
         successor = workers.grow()
         # Its start, the eviction (2 s classic, 6 s by KIP-848) and the claim, and then it works.
-        eventually(lambda: effects.rows > before, within=20, what="the successor makes progress")
+        eventually(lambda: effects.rows > before, within=60, what="the successor makes progress")
         eventually(lambda: effects.distinct == HOT_RECORDS, within=PATIENCE, what="the successor finishes")
         zombie.wake()
         eventually(lambda: SAYS_SO.search(zombie.log), what="the zombie says that it is one")
@@ -92,7 +92,7 @@ def test_a_consumer_that_wakes_as_a_zombie_goes_on_as_a_member(
     job = work(effects.offsets, RECORDS, PARTITIONS, *flags)
     with fleet(job) as workers:
         zombie = workers.grow()
-        workers.await_work(lambda: effects.rows > 200, within=20, what="the first owner works")
+        workers.await_work(lambda: effects.rows > 200, within=60, what="the first owner works")
         freeze_in_between(zombie, effects)
         successor = workers.grow()
         eventually(lambda: effects.distinct == RECORDS, within=PATIENCE, what="the second owner finishes")
@@ -116,7 +116,7 @@ def test_without_the_fence_a_consumer_frozen_inside_its_transaction_holds_up_its
     effects = PostgresEffects(postgres_url)
     with fleet(work(effects.offsets, HOT_RECORDS, PARTITIONS, "--hot-row", "--no-fence")) as workers:
         zombie = workers.grow()
-        workers.await_work(lambda: effects.rows > 100, within=20, what="the first owner works")
+        workers.await_work(lambda: effects.rows > 100, within=60, what="the first owner works")
         freeze_with_the_row_locked(zombie, effects)
         before, waiting = effects.rows, effects.ask(WAITING)
         successor = workers.grow()
@@ -130,7 +130,7 @@ def freeze_and_wake(effects: Effects, work: Work, *flags: str) -> str:
     job = work(effects.offsets, RECORDS, PARTITIONS, "--slow-to-notice", *flags)
     with fleet(job) as workers:
         zombie = workers.grow()
-        workers.await_work(lambda: effects.rows > 200, within=20, what="the first owner works")
+        workers.await_work(lambda: effects.rows > 200, within=60, what="the first owner works")
         freeze_in_between(zombie, effects)
         workers.grow()
         eventually(lambda: effects.distinct == RECORDS, within=PATIENCE, what="the second owner finishes")
