@@ -210,6 +210,15 @@ class OutboxTx(Tx, Protocol):
 
 
 @runtime_checkable
+class NumberedTx(Protocol):
+    """An `OutboxTx`, or an awaited one, that knows its rows afterwards: they need not be read back to be sent."""
+
+    def numbers(self) -> Sequence[int]:
+        """Those of all that was posted, in its order. Asked once the transaction has committed, from any thread."""
+        ...
+
+
+@runtime_checkable
 class OutboxStore(TransactionalStore, Protocol):
     """Keeps what handlers send until it is confirmed: its transactions are `OutboxTx`.
 

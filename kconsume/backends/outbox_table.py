@@ -7,7 +7,7 @@ its numbers: by the partition whose records it came from, or, for what a person 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple, cast
 
@@ -108,22 +108,12 @@ alter table {schema}kconsume_schema add column relay text, add column relay_at t
 """
 
 
-class _Row(msgspec.Struct):
-    """One row in JSON; bytes are in base64."""
-
-    t: str | None
-    k: object
-    v: object
-    h: str
-    m: datetime | None
-
-
 def postgres_rows(group: str, partition: Partition, outgoing: Sequence[Outgoing]) -> dict[str, Any]:
-    as_text = cast("Callable[[object], str]", headers_text)
-    rows = [_Row(each.topic, each.key, each.value, as_text(each.headers), each.timestamp) for each in outgoing]
-    return {
-        "group": group,
-        "topic": partition.topic,
-        "partition": partition.number,
-        "rows": _as_json(rows).decode(),
-    }
+    """Bytes are in base64."""
+    rows = _as_json(outgoing).decode()
+    return {"group": group, "topic": partition.topic, "partition": partition.number, "rows": rows}
+
+
+def postgres_numbers(text: bytes | str) -> list[int]:
+    """Of an array."""
+    return list(map(int, text[1:-1].split(cast(Any, b"," if isinstance(text, bytes) else ","))))

@@ -192,10 +192,17 @@ class Statements:
         """Numbered in the order of the array. One text for all rows: arrays of psycopg cost five times as much."""
         return f"""insert into {self._outbox}
                 (group_id, topic, partition, target, key, value, headers, record_timestamp)
-            select %(group)s, %(topic)s, %(partition)s, w.t, decode(w.k, 'base64'), decode(w.v, 'base64'), w.h, w.m
-            from rows from (json_to_recordset(%(rows)s::json) as (t text, k text, v text, h text, m timestamptz))
-                with ordinality w(t, k, v, h, m, place)
+            select %(group)s, %(topic)s, %(partition)s, w.target, decode(w.key, 'base64'), decode(w.value, 'base64'),
+                w.headers, w.moment
+            from rows from (json_to_recordset(%(rows)s::json)
+                    as (topic text, key text, value text, headers text, timestamp timestamptz))
+                with ordinality w(target, key, value, headers, moment, place)
             order by w.place"""
+
+    @property
+    def post_numbered(self) -> str:
+        """Answers with the numbers. Who may insert, and no more, cannot ask for them."""
+        return f"with w as ({self.post} returning id) select array_agg(id order by id)::text from w"
 
     @property
     def posted(self) -> str:
@@ -316,7 +323,7 @@ class Course:
             kept = "set_config('enable_seqscan', current_setting('kconsume.seqscan'), true)"
             check = check.replace("select next_offset", f"select next_offset, {kept}", 1)
             impatient += f", {_BY_INDEX}"
-        outbox = (statements.post, statements.take_in)
+        outbox = (statements.post_numbered, statements.take_in)
         return cls(begin, lock, check, impatient, statements.advance, statements.peek, *outbox)
 
 

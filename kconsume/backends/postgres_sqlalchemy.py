@@ -25,6 +25,7 @@ from sqlalchemy.orm import Session
 
 from kconsume.backends import postgres_letters as letter_statements
 from kconsume.backends.causes import causes_of
+from kconsume.backends.outbox_table import postgres_numbers
 from kconsume.backends.postgres_engine import EngineAddress, reached
 from kconsume.backends.postgres_faults import fault_of, meaning_of
 from kconsume.backends.postgres_lent import ENDED, sever
@@ -175,6 +176,8 @@ class _Held:
         self.undone = False
         self.ours = False
         """Whether what is done now is done by us."""
+        self.numbers: list[int] = []
+        """Of what was posted."""
         self._raised: deque[BaseException] = deque(maxlen=16)
         connection.info[_HELD] = self
         # So that commit() has something to commit, also of a handler that does nothing with its session.
@@ -230,7 +233,7 @@ class _Held:
     def post(self, outgoing: Sequence[Outgoing]) -> None:
         self._flush()
         with self._our_statement():
-            self._connection.exec_driver_sql(*self.row.posting(outgoing))
+            self.numbers += postgres_numbers(self._connection.exec_driver_sql(*self.row.posting(outgoing)).scalar_one())
 
     def take_in(self, origins: Sequence[str]) -> set[str]:
         with self._our_statement():
@@ -370,6 +373,9 @@ class SessionTx:
     def post(self, outgoing: Sequence[Outgoing]) -> None:
         self._held.post(outgoing)
 
+    def numbers(self) -> list[int]:
+        return self._held.numbers
+
     def take_in(self, origins: Sequence[str]) -> set[str]:
         return self._held.take_in(origins)
 
@@ -395,6 +401,9 @@ class AsyncSessionTx:
 
     async def post(self, outgoing: Sequence[Outgoing]) -> None:
         await self.connection.run_sync(lambda _: self._held.post(outgoing))
+
+    def numbers(self) -> list[int]:
+        return self._held.numbers
 
     async def take_in(self, origins: Sequence[str]) -> set[str]:
         return await self.connection.run_sync(lambda _: self._held.take_in(origins))

@@ -25,7 +25,7 @@ from psycopg.pq import TransactionStatus
 from kconsume.backends import postgres_letters as letter_statements
 from kconsume.backends.abc import Position
 from kconsume.backends.claiming import fenced
-from kconsume.backends.outbox_table import postgres_rows
+from kconsume.backends.outbox_table import postgres_numbers, postgres_rows
 from kconsume.backends.postgres_faults import commit_error, ending_error, fault_of, store_error
 from kconsume.backends.postgres_lent import ENDED, LentAsyncConnection, LentConnection, sever
 from kconsume.backends.postgres_slots import Awaited, Plain
@@ -134,6 +134,7 @@ class PostgresTx:
         self._below = below
         self._row = row
         self._pipelined = pipelined
+        self._posted: list[psycopg.Cursor[Any]] = []
         self._ending: list[Statement] = [(COMMIT, None)]
 
     def advance(self, old: int, new: int, leader_epoch: int | None = None) -> None:
@@ -179,7 +180,10 @@ class PostgresTx:
     def post(self, outgoing: Sequence[Outgoing]) -> None:
         if not self._pipelined:
             self.connection.check()
-        self.connection.own(*self._row.posting(outgoing))
+        self._posted.append(self.connection.own(*self._row.posting(outgoing)))
+
+    def numbers(self) -> list[int]:
+        return _numbers_in(self._posted)
 
     def take_in(self, origins: Sequence[str]) -> set[str]:
         return {origin for (origin,) in self.connection.own(*self._row.taking_in(origins)).fetchall()}
@@ -189,6 +193,13 @@ class PostgresTx:
 
     def fault(self, error: BaseException) -> StoreError | None:
         return fault_of(error, self._row.terms.address, self.connection, self.connection.raised)
+
+
+def _numbers_in(answers: Sequence[psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]]) -> list[int]:
+    """By libpq's own results: the connection is gone."""
+    results = [answer.pgresult for answer in answers]
+    texts = [None if result is None else result.get_value(0, 0) for result in results]
+    return [number for text in texts if text is not None for number in postgres_numbers(text)]
 
 
 @contextmanager
@@ -258,6 +269,7 @@ class AsyncPostgresTx:
     def __init__(self, row: Row, connection: LentAsyncConnection) -> None:
         self.connection = connection
         self._row = row
+        self._posted: list[psycopg.AsyncCursor[Any]] = []
 
     async def advance(self, old: int, new: int, leader_epoch: int | None = None) -> None:
         self.connection.check()
@@ -280,7 +292,10 @@ class AsyncPostgresTx:
 
     async def post(self, outgoing: Sequence[Outgoing]) -> None:
         self.connection.check()
-        await self.connection.own(*self._row.posting(outgoing))
+        self._posted.append(await self.connection.own(*self._row.posting(outgoing)))
+
+    def numbers(self) -> list[int]:
+        return _numbers_in(self._posted)
 
     async def take_in(self, origins: Sequence[str]) -> set[str]:
         answer = await self.connection.own(*self._row.taking_in(origins))

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, cast
 
-from kconsume.backends.abc import AsyncLetterTx, AsyncOutboxTx, AsyncTx, LetterTx, OutboxTx, Tx
+from kconsume.backends.abc import AsyncLetterTx, AsyncOutboxTx, AsyncTx, LetterTx, NumberedTx, OutboxTx, Tx
+from kconsume.backends.outbox_table import Posted
 from kconsume.errors import KconsumeError, LetterFailed, SendFailed
 from kconsume.failures.dead_letter import DeadLetter
 from kconsume.failures.letters import Draft, Letter
@@ -37,7 +38,7 @@ class Delivers(Protocol):
 class Relays(Protocol):
     """Sends what transactions have left in the outbox."""
 
-    def wrote(self, partition: Partition, rows: int) -> None: ...
+    def wrote(self, partition: Partition, rows: int, posted: Sequence[Posted] = ()) -> None: ...
 
     def is_full(self, partition: Partition) -> bool: ...
 
@@ -68,24 +69,28 @@ class Mail:
 
     # Inside the transaction
 
-    def keep(self, sent: Sequence[Outgoing], letters: Sequence[Letter], tx: Tx) -> None:
+    def keep(self, sent: Sequence[Outgoing], letters: Sequence[Letter], tx: Tx) -> Sequence[Outgoing]:
+        """Answers with the rows that it left in the outbox."""
         if self._table is not None and (dead := [letter for letter in letters if letter.rung is None]):
             assert isinstance(tx, LetterTx)  # checked when the handler was decorated
             tx.keep(self._table, dead)
         if rows := self._rows(sent, letters):
             cast(OutboxTx, tx).post(rows)  # its store has an outbox, and to ask for the protocol takes long
+        return rows
 
-    async def keep_async(self, sent: Sequence[Outgoing], letters: Sequence[Letter], tx: AsyncTx) -> None:
+    async def keep_async(self, sent: Sequence[Outgoing], letters: Sequence[Letter], tx: AsyncTx) -> Sequence[Outgoing]:
         if self._table is not None and (dead := [letter for letter in letters if letter.rung is None]):
             assert isinstance(tx, AsyncLetterTx)
             await tx.keep(self._table, dead)
         if rows := self._rows(sent, letters):
             await cast(AsyncOutboxTx, tx).post(rows)
+        return rows
 
-    def left(self, partition: Partition, sent: Sequence[Outgoing], letters: Sequence[Letter]) -> None:
+    def left(self, partition: Partition, rows: Sequence[Outgoing], tx: Tx | AsyncTx) -> None:
         """The transaction has committed."""
-        if self._relay is not None and (rows := len(self._rows(sent, letters))):
-            self._relay.wrote(partition, rows)
+        if self._relay is not None and rows:
+            numbers = tx.numbers() if isinstance(tx, NumberedTx) else ()
+            self._relay.wrote(partition, len(rows), list(map(Posted, numbers, rows)))
 
     def _rows(self, sent: Sequence[Outgoing], letters: Sequence[Letter]) -> Sequence[Outgoing]:
         if self._relay is None:

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Protocol, TypeAlias, cast
@@ -246,6 +246,7 @@ class InTransactions:
 
     def _attempt(self, begin: Begin, lane: Lane, step: Try | PassOver) -> Outcome:
         begun, outcome, sent = False, Outcome(len(step.part)), list[Outgoing]()
+        left: Sequence[Outgoing] = ()
         takes_in = self._intake is not None and self._intake.concerns(lane.partition.topic)
         inside = self._lends or takes_in
         if isinstance(step, Try) and not inside:
@@ -265,7 +266,7 @@ class InTransactions:
                     outcome = _or_undo(outcome, tx, forsaken=halt is not None and halt.forsaken)
                     _must_be_whole(step, outcome, takes_in)
                 if self._mail is not None:
-                    self._mail.keep(sent, admitted.letters, tx)
+                    left = self._mail.keep(sent, admitted.letters, tx)
                 posts = self._mail is not None and self._mail.posts(sent, admitted.letters)
                 if (move := _move(lane, step, outcome)) is not None:
                     (tx.advance if posts else _finishing(tx))(*move)
@@ -274,7 +275,7 @@ class InTransactions:
         except BaseException as error:  # noqa: BLE001  (judged there)
             return _undone(step, error, begun)
         if self._mail is not None:
-            self._mail.left(lane.partition, sent, admitted.letters)
+            self._mail.left(lane.partition, left, tx)
         return _stored(lane, step, outcome)
 
 
@@ -310,6 +311,7 @@ class InTransactionsAsync:
 
     async def _once(self, lane: Lane, step: Try | PassOver) -> Outcome:
         begun, outcome, sent = False, Outcome(len(step.part)), list[Outgoing]()
+        left: Sequence[Outgoing] = ()
         takes_in = self._intake is not None and self._intake.concerns(lane.partition.topic)
         inside = self._lends or takes_in
         if isinstance(step, Try) and not inside:
@@ -327,7 +329,7 @@ class InTransactionsAsync:
                     outcome = _or_undo(_outcome(step, halt, self._batched), tx)
                     _must_be_whole(step, outcome, takes_in)
                 if self._mail is not None:
-                    await self._mail.keep_async(sent, admitted.letters, tx)
+                    left = await self._mail.keep_async(sent, admitted.letters, tx)
                 if (move := _move(lane, step, outcome)) is not None:
                     await tx.advance(*move)
                 if self._mail is not None:
@@ -335,7 +337,7 @@ class InTransactionsAsync:
         except BaseException as error:  # noqa: BLE001  (judged there)
             return _undone(step, error, begun)
         if self._mail is not None:
-            self._mail.left(lane.partition, sent, admitted.letters)
+            self._mail.left(lane.partition, left, tx)
         return _stored(lane, step, outcome)
 
 

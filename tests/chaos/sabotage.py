@@ -20,7 +20,6 @@ from confluent_kafka import Producer
 from kconsume import Outgoing, Partition
 from kconsume.backends import postgres, postgres_letters, postgres_sql, redis_script, sqlite
 from kconsume.backends.abc import TransactionalStore, Tx
-from kconsume.backends.outbox_table import Posted
 from kconsume.backends.postgres_tx import PostgresTx
 from kconsume.backends.redis import RedisStore
 from kconsume.errors import StoreUnavailable
@@ -33,6 +32,7 @@ from kconsume.runtime.loop import Loop
 from kconsume.runtime.mail import Mail
 from kconsume.runtime.relay import Relay
 from kconsume.runtime.steps import Outcome, PassOver, Try
+from kconsume.runtime.strand import Strand
 from kconsume.runtime.tenancy import Tenancy
 from tests.chaos.phases import Board, Phase
 
@@ -90,27 +90,31 @@ def _late(delivered: Delivered, board: Board, deleting: Phase) -> Delivered:
 
 def delete_what_is_not_confirmed(board: Board) -> None:
     """The rows of a lot are deleted first, and then sent."""
-    send_lot = Relay._send_lot
+    ship = Relay._ship
 
-    def too_soon(self: Relay, partition: Partition, strand: Any, rows: Sequence[Posted], known: int) -> None:
-        if rows:
-            self._store.delivered(self._group, {partition: [row.number for row in rows]})
+    def too_soon(self: Relay, strand: Strand) -> None:
+        if strand.lot:
+            partition = next(p for p, each in self._strands.items() if each is strand)
+            self._store.delivered(self._group, {partition: [row.number for row in strand.lot]})
             with board.during(Phase.RELAY, Phase.IDLE):
                 time.sleep(0.01)
-        send_lot(self, partition, strand, rows, known)
+        ship(self, strand)
 
-    Relay._send_lot = too_soon  # type: ignore[method-assign]
+    Relay._ship = too_soon  # type: ignore[method-assign]
 
 
 def part_letters_from_their_offsets(board: Board, brokers: str, database: str) -> None:
     """Each is written when the offset has passed its record: not before, for what is there is not written again."""
     keep, producer = Mail.keep, Producer({"bootstrap.servers": brokers, "acks": "all", "log_level": 0})
 
-    def without_letters(self: Mail, sent: Sequence[Outgoing], letters: Sequence[Letter], tx: Tx) -> None:
-        keep(self, sent, (), tx)
+    apart: dict[int, Sequence[Letter]] = {}
 
-    def then_write(self: Mail, partition: Partition, sent: Sequence[Outgoing], letters: Sequence[Letter]) -> None:
-        for letter in letters:
+    def without_letters(self: Mail, sent: Sequence[Outgoing], letters: Sequence[Letter], tx: Tx) -> Sequence[Outgoing]:
+        apart[id(tx)] = letters
+        return keep(self, sent, (), tx)
+
+    def then_write(self: Mail, partition: Partition, rows: Sequence[Outgoing], tx: object) -> None:
+        for letter in apart.pop(id(tx)):
             with board.during(Phase.APART, Phase.IDLE):
                 time.sleep(0.01)
             if self._table is not None:

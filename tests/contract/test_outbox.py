@@ -27,7 +27,7 @@ from kconsume.backends import FencedStore, Outbox, Position, PostgresStore, open
 from kconsume.errors import ConfigurationError, InvalidHandler, KconsumeError, SendFailed, StoreUnavailable
 from kconsume.outlet import Delivery, Outlet
 from kconsume.records import Headers
-from kconsume.runtime import relay
+from kconsume.runtime import relay, strand
 from kconsume.runtime.mail import Mail
 from kconsume.testing.embedded import KafkaControls
 from kconsume.testing.services import KafkaService
@@ -71,7 +71,7 @@ def shop(request: pytest.FixtureRequest) -> Shop:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was refused is tried again soon."""
-    monkeypatch.setattr(relay, "_LONGEST_REST", 0.2)
+    monkeypatch.setattr(strand, "_LONGEST_REST", 0.2)
     monkeypatch.setattr(relay, "_EVERY", 0.1)
 
 
@@ -236,15 +236,17 @@ def test_what_was_put_into_the_outbox_never_leaves_when_its_transaction_is_undon
     errors = iter([StoreUnavailable("the server went away, with the rows written and the offset not yet")])
     keep, keep_async = Mail.keep, Mail.keep_async
 
-    def kept(self: Mail, *arguments: Any) -> None:
-        keep(self, *arguments)
+    def kept(self: Mail, *arguments: Any) -> Sequence[Outgoing]:
+        rows = keep(self, *arguments)
         for error in errors:
             raise error
+        return rows
 
-    async def kept_async(self: Mail, *arguments: Any) -> None:
-        await keep_async(self, *arguments)
+    async def kept_async(self: Mail, *arguments: Any) -> Sequence[Outgoing]:
+        rows = await keep_async(self, *arguments)
         for error in errors:
             raise error
+        return rows
 
     monkeypatch.setattr(Mail, "keep", kept)
     monkeypatch.setattr(Mail, "keep_async", kept_async)

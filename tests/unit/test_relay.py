@@ -16,8 +16,10 @@ from kconsume.outlet import Delivery
 from kconsume.output import Outgoing
 from kconsume.records import Partition
 from kconsume.runtime import relay as implementation
+from kconsume.runtime import strand as strands
 from kconsume.runtime.budget import Deadline
-from kconsume.runtime.relay import FULL, LOT, Relay
+from kconsume.runtime.relay import FULL, Relay
+from kconsume.runtime.strand import LOT, Strand
 from tests.waiting import eventually
 
 FIRST, SECOND = Partition("orders", 0), Partition("orders", 1)
@@ -39,12 +41,14 @@ class Rows:
         self._guard = threading.RLock()
         self._number = 0
 
-    def leave(self, partition: Partition, values: Sequence[str]) -> None:
+    def leave(self, partition: Partition, values: Sequence[str]) -> list[Posted]:
         """As a transaction that commits."""
         with self._guard:
-            for value in values:
-                self._number += 1
-                self.rows.setdefault(partition, []).append(Posted(self._number, outgoing(value)))
+            first = self._number + 1
+            self._number += len(values)
+            rows = [Posted(number, outgoing(value)) for number, value in enumerate(values, first)]
+            self.rows.setdefault(partition, []).extend(rows)
+            return rows
 
     def left(self, partition: Partition = FIRST) -> list[str]:
         with self._guard:
@@ -143,8 +147,10 @@ def value_of(sent: Outgoing) -> str:
 class Stage:
     """A relay between the two."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, numbered: bool = True) -> None:
         self.store, self.broker = Rows(), Broker()
+        self.numbered = numbered
+        """Whether the store tells the numbers of what was written."""
         self.relay = self.another()
 
     def another(self) -> Relay:
@@ -156,8 +162,8 @@ class Stage:
             self.relay.open(partition, epoch)
 
     def write(self, values: Sequence[str], partition: Partition = FIRST) -> None:
-        self.store.leave(partition, values)
-        self.relay.wrote(partition, len(values))
+        rows = self.store.leave(partition, values)
+        self.relay.wrote(partition, len(values), rows if self.numbered else ())
 
     def answered(self, lot: Lot) -> None:
         eventually(lambda: stage_is_past(self, lot), what="what was confirmed is deleted, and the next is sent")
@@ -173,11 +179,11 @@ def stage_is_past(stage: Stage, lot: Lot) -> bool:
     return stage.broker.lots[-1] is not lot or stage.is_empty()
 
 
-@pytest.fixture
-def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    monkeypatch.setattr(implementation, "_LONGEST_REST", 0.05)
+@pytest.fixture(params=[True, False], ids=["from memory", "read back"])
+def stage(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Stage]:
+    monkeypatch.setattr(strands, "_LONGEST_REST", 0.05)
     monkeypatch.setattr(implementation, "_EVERY", 0.05)
-    stage = Stage()
+    stage = Stage(numbered=request.param)
     stage.relay.start()
     yield stage
     stage.broker.refused, stage.store.away = set(), False
@@ -276,7 +282,7 @@ def test_a_relay_that_was_told_too_much_finds_out(stage: Stage) -> None:
 
 def test_large_rows_leave_few_at_a_time(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is read is in memory, and one partition should not fill the producer's queue for all."""
-    monkeypatch.setattr(implementation, "_LOT_BYTES", 5_000)
+    monkeypatch.setattr(strands, "LOT_BYTES", 5_000)
     stage.broker.refused = set()
     values = [str(n).ljust(1_000) for n in range(50)] + ["x" * 6_000]
     stage.store.leave(FIRST, values)
@@ -285,6 +291,84 @@ def test_large_rows_leave_few_at_a_time(stage: Stage, monkeypatch: pytest.Monkey
     assert stage.broker.sent == values
     assert max(sum(map(len, lot.values)) for lot in stage.broker.lots) == 6_000, "one is always sent, however large"
     assert max(stage.store.asked[1:]) <= 10, "nor are more read than twice as many as were sent"
+
+
+# What was written a moment ago
+
+
+@pytest.fixture
+def calm(monkeypatch: pytest.MonkeyPatch, stage: Stage) -> Stage:
+    """One that has looked at the table, and found nothing, and need not look again for a long time."""
+    monkeypatch.setattr(strands, "_TRUSTED", 1000.0)
+    stage.broker.refused = set()
+    stage.open()
+    stage.settled()
+    return stage
+
+
+def test_what_was_written_a_moment_ago_is_not_read_back(calm: Stage) -> None:
+    reads, values = calm.store.reads, [str(n) for n in range(3 * LOT)]
+    for first in range(0, len(values), 100):
+        calm.write(values[first : first + 100])
+    calm.settled()
+    assert calm.broker.sent == values
+    assert calm.is_empty()
+    assert (calm.store.reads == reads) is calm.numbered
+
+
+def test_an_owner_that_was_frozen_sends_nothing_of_what_it_has_in_memory(
+    calm: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strands, "_TRUSTED", 0.0)
+    calm.store.epochs[FIRST] = 2  # another's, and nobody here knows
+    calm.write(["1", "2"])
+    calm.settled()
+    assert (calm.broker.sent, calm.store.left()) == ([], ["1", "2"])
+
+
+def test_control_without_a_look_it_would_send_them(calm: Stage) -> None:
+    calm.store.epochs[FIRST] = 2
+    calm.write(["1", "2"])
+    calm.settled()
+    assert calm.broker.sent == (["1", "2"] if calm.numbered else [])
+
+
+def test_what_somebody_else_has_left_before_it_is_sent_before_it(calm: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strands, "_TRUSTED", 0.0)
+    calm.store.leave(FIRST, ["nobody told"])
+    calm.write(["1", "2"])
+    calm.settled()
+    assert calm.broker.sent == ["nobody told", "1", "2"]
+
+
+def test_rows_that_are_too_large_for_memory_are_read_back(calm: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strands, "_TAIL_BYTES", 5_000)
+    reads, values = calm.store.reads, [str(n).ljust(1_000) for n in range(50)]
+    calm.write(values)
+    calm.settled()
+    assert calm.broker.sent == values
+    assert calm.store.reads > reads
+
+
+def test_behind_what_an_earlier_owner_has_left_it_is_sent_from_memory_again(
+    calm: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once what is read reaches what is in memory, nothing else is in the table."""
+    old, new = [f"old {n}" for n in range(50)], [f"new {n}" for n in range(LOT)]
+    calm.store.leave(FIRST, old)
+    rows = calm.store.leave(FIRST, new)
+    asked = len(calm.store.asked)
+    calm.broker.refused = None
+    calm.relay.open(FIRST, 1)
+    calm.relay.wrote(FIRST, LOT, rows if calm.numbered else ())
+    calm.broker.next().confirm()
+    calm.broker.refused = set()
+    while not calm.is_empty():
+        calm.broker.next().confirm() if not calm.broker.lots[-1].future.done() else None
+    calm.settled()
+    assert calm.broker.sent == old + new
+    if calm.numbered:
+        assert len(calm.store.asked) <= asked + 2, "the rest was in memory"
 
 
 # What is refused
@@ -635,13 +719,13 @@ def test_what_was_taken_in_long_ago_is_forgotten_from_time_to_time(monkeypatch: 
 def test_control_a_relay_that_deletes_before_it_is_confirmed_is_noticed(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send_lot: Any = Relay._send_lot
+    ship = Relay._ship
 
-    def too_soon(self: Relay, partition: Partition, strand: Any, rows: Sequence[Posted], known: int) -> None:
-        if rows:
-            stage.store.delivered("shop", {partition: [row.number for row in rows]})
-        send_lot(self, partition, strand, rows, known)
+    def too_soon(self: Relay, strand: Strand) -> None:
+        if strand.lot:
+            stage.store.delivered("shop", {FIRST: [row.number for row in strand.lot]})
+        ship(self, strand)
 
-    monkeypatch.setattr(Relay, "_send_lot", too_soon)
+    monkeypatch.setattr(Relay, "_ship", too_soon)
     with pytest.raises(AssertionError, match="so it is still there"):
         test_what_was_written_is_sent_in_order_and_deleted_when_it_is_confirmed(stage)

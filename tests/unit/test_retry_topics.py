@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from kconsume import App, BatchError, ConfigurationError, DeadLetter, DecodeError, Record, Retry, RetryTopics
 from kconsume.backends import Position
+from kconsume.backends.outbox_table import Posted
 from kconsume.errors import StoreUnavailable
 from kconsume.failures.letters import Rung, letter_of, read_marks
 from kconsume.failures.policy import OnError, Policy, Retries
@@ -386,7 +387,7 @@ class BoxTx:
 
 
 class NoRelay:
-    def wrote(self, partition: Partition, rows: int) -> None: ...
+    def wrote(self, partition: Partition, rows: int, posted: Sequence[Posted] = ()) -> None: ...
 
     def is_full(self, partition: Partition) -> bool:
         return False
