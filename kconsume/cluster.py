@@ -166,20 +166,28 @@ class Cluster:
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str | None]:
         """The id of each topic, None where the cluster does not tell (a mock broker may not)."""
+        return self.ask_topic_ids(topics)()
+
+    def ask_topic_ids(self, topics: Iterable[str]) -> Callable[[], dict[str, str | None]]:
+        """The same, asked now; the answer is waited for by who calls what this returns."""
         names = sorted(set(topics))
         if self._tells_ids is False:
-            return dict.fromkeys(names)
+            return lambda: dict.fromkeys(names)
         patience = self.patience if self._tells_ids else self._patience_for_ids()
         asked = self._admin().describe_topics(TopicCollection(names), request_timeout=patience)
-        try:
-            ids: dict[str, str | None] = {name: str(self._answer(f).topic_id) for name, f in asked.items()}
-        except BrokerUnavailable:
-            if patience == self.patience:
-                raise
-            self._tells_ids = False
-            return dict.fromkeys(names)
-        self._tells_ids = True
-        return ids
+
+        def answer() -> dict[str, str | None]:
+            try:
+                ids: dict[str, str | None] = {name: str(self._answer(f).topic_id) for name, f in asked.items()}
+            except BrokerUnavailable:
+                if patience == self.patience:
+                    raise
+                self._tells_ids = False
+                return dict.fromkeys(names)
+            self._tells_ids = True
+            return ids
+
+        return answer
 
     def make_topics(self, wanted: Mapping[str, str]) -> None:
         """Make those of the topics that are not there, each with as many partitions and replicas as the one it is

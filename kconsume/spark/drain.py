@@ -20,6 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from kconsume.spark.interrupts import interrupted, is_interrupt, texts_of
+from kconsume.spark.query import java_class
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -165,11 +166,12 @@ def on_jvm_shutdown(spark: SparkSession, run: Callable[[], None], within: float)
     """Call `run` when the JVM is asked to end, before Spark's own hook; answers with what takes that back."""
     from pyspark import java_gateway
 
-    jvm = cast(Any, spark._jvm)
     cast(Any, java_gateway).ensure_callback_server_started(spark.sparkContext._gateway)
-    hooks = jvm.org.apache.hadoop.util.ShutdownHookManager.get()
-    hook = jvm.java.lang.Thread(_Hook(run))  # never started: it is a Runnable that has Java's own hashCode
-    hooks.addShutdownHook(hook, _BEFORE_SPARK, max(1, int(within)), jvm.java.util.concurrent.TimeUnit.SECONDS)
+    hooks = java_class(spark, "org.apache.hadoop.util.ShutdownHookManager").get()
+    # Never started: it is a Runnable that has Java's own hashCode.
+    hook = java_class(spark, "java.lang.Thread")(_Hook(run))
+    seconds = java_class(spark, "java.util.concurrent.TimeUnit").SECONDS
+    hooks.addShutdownHook(hook, _BEFORE_SPARK, max(1, int(within)), seconds)
 
     def forget() -> None:
         from py4j.protocol import Py4JError

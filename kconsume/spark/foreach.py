@@ -16,6 +16,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
@@ -30,6 +31,7 @@ from kconsume.outlet import Outlet, most_bytes, relay_settings
 from kconsume.records import Partition
 from kconsume.runtime.budget import Deadline
 from kconsume.runtime.claims import Begin, Claims
+from kconsume.runtime.errands import Errands
 from kconsume.runtime.relay import Relay
 from kconsume.settings import ClientValue, check_group
 from kconsume.spark.calls import Call, Handler, read_call
@@ -197,11 +199,8 @@ class ForeachBatch:
             self.open(Cluster(self._address(query), self._kafka), sorted({p.topic for p in plan.partitions}))
         self._claim_new(plan)
         assert self.work is not None
-        before = query.describe(f"{self.group} {self.name} {plan}"[:500])
-        try:
+        with query.described(f"{self.group} {self.name} {plan}"[:500]):
             applied = self.work.run(df, plan, batch_id, _Control(query, self.gate))
-        finally:
-            query.describe(before)
         self._say(plan, applied, batch_id, time.monotonic() - began)
         self.mirror()
 
@@ -223,9 +222,11 @@ class ForeachBatch:
         for other in list(_all):
             other._close_if_ended()
         self._cluster = cluster
+        is_new = None if begin is not None else self._ask_whether_new(cluster)
         self.ledger.enter(topics)
         kind = PlannedClaims if begin is None else Claims
         self._claims = kind(self.store, cluster, self.group, self.owner, lambda _: begin or "earliest")
+        self._claims.is_new = is_new is not None and is_new.result()
         if self._wants_mirror:
             self._mirror = GroupMirror(cluster, self.group, place_of(self.store))
         if self._policy.dead_letter is not None and self._policy.dead_letter.topic is not None:
@@ -247,6 +248,22 @@ class ForeachBatch:
             )
         )
         threading.Thread(target=self._live, name=f"kconsume-stream-{self.group}", daemon=True).start()
+
+    def _ask_whether_new(self, cluster: Cluster) -> Future[bool]:
+        """Whether the cluster knows no such group: then it need not be asked for its offsets, which takes a client of
+        its own. One that cannot say counts as no. Asked while the store is opened, so that neither waits for the
+        other."""
+
+        def ask() -> bool:
+            try:
+                return cluster.group(self.group) is None
+            except KconsumeError:
+                return False
+
+        asking = Errands(f"kconsume-ask-{self.group}")
+        answer = asking.send(ask)
+        asking.close(0.0)  # it ends by itself
+        return answer
 
     def claim(self, partitions: Sequence[Partition]) -> None:
         assert self._claims is not None

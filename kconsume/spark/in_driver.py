@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,7 +24,7 @@ from kconsume.spark.ledger import RangesTx
 from kconsume.spark.letters import Failed, failed_row, keep_letters, must_have_place
 from kconsume.spark.pieces import Piece
 from kconsume.spark.ranges import OffsetRange, Plan
-from kconsume.spark.source_log import must_be_whole
+from kconsume.spark.source_log import ask_whether_whole
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -75,13 +75,13 @@ class InDriver:
     def _once(self, frame: DataFrame, ranges: Sequence[OffsetRange], batch: StreamBatch) -> None:
         if not self._job.call.wants_tx:  # then nobody's rows are locked while Spark works
             self._call(frame, None, batch)
-            failed = self._rejected(batch)
+            failed, whole = self._rejected(batch), self._ask_whether_whole(ranges)
             with self._transaction(ranges) as tx:
-                letters = self._finish(tx, ranges, failed)
+                letters = self._finish(tx, ranges, failed, whole)
         else:
             with self._transaction(ranges) as tx:
                 self._call(frame, tx.connection, batch)
-                letters = self._finish(tx, ranges, self._rejected(batch))
+                letters = self._finish(tx, ranges, self._rejected(batch), self._ask_whether_whole(ranges))
         self._job.posted(letters)
 
     def _call(self, frame: DataFrame, connection: object, batch: StreamBatch) -> None:
@@ -92,11 +92,17 @@ class InDriver:
         except Exception as error:
             raise _Raised(error) from error
 
-    def _finish(self, tx: RangesTx, ranges: Sequence[OffsetRange], failed: Sequence[Failed]) -> Mapping[Partition, int]:
-        """Answers with how many rows were left in the outbox, by partition."""
+    def _ask_whether_whole(self, ranges: Sequence[OffsetRange]) -> Callable[[], None]:
+        """The cluster, once the handler has returned; its answer is on its way while the transaction begins."""
+        return ask_whether_whole(self._job.cluster, ranges, self._positions, self._job.group)
+
+    def _finish(
+        self, tx: RangesTx, ranges: Sequence[OffsetRange], failed: Sequence[Failed], whole: Callable[[], None]
+    ) -> Mapping[Partition, int]:
+        """Answers with how many rows were left in the outbox, by partition. `whole` raises if records are gone."""
         if not self._control.active:
             raise interrupted("the query was stopped while its handler ran") from None
-        must_be_whole(self._job.cluster, ranges, self._positions, self._job.group)
+        whole()
         dead_letter, rows = self._job.policy.dead_letter, dict[Partition, int]()
         if failed and dead_letter is not None:
             if self._gauge is not None and self._gauge.exceeds(len(failed)):
@@ -127,11 +133,13 @@ class InDriver:
             if self._job.call.wants_tx:
                 with self._transaction(ranges) as tx:
                     failed = self._pieces(kept, ranges, batch, tx)
-                    letters = self._finish(tx, ranges, failed if verdict is Verdict.BURY else ())
+                    buried, whole = failed if verdict is Verdict.BURY else (), self._ask_whether_whole(ranges)
+                    letters = self._finish(tx, ranges, buried, whole)
             else:
                 failed = self._pieces(kept, ranges, batch, None)
+                buried, whole = failed if verdict is Verdict.BURY else (), self._ask_whether_whole(ranges)
                 with self._transaction(ranges) as tx:
-                    letters = self._finish(tx, ranges, failed if verdict is Verdict.BURY else ())
+                    letters = self._finish(tx, ranges, buried, whole)
         finally:
             kept.unpersist()
         self._job.posted(letters)

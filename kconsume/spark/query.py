@@ -7,14 +7,16 @@ another version does not have is an error that says so, never a guess.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from kconsume.errors import ConfigurationError
 from kconsume.spark.ranges import OffsetRange
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 _QUERY_ID = "sql.streaming.queryId"
 _DESCRIPTION = "spark.job.description"
@@ -30,7 +32,7 @@ class Query:
     def __init__(self, df: DataFrame) -> None:
         session = df.sparkSession
         self._context = session.sparkContext
-        self._jvm = cast(Any, session._jvm)
+        self._session = session
         number = self._context.getLocalProperty(_QUERY_ID)
         if number is None:
             raise ConfigurationError(
@@ -39,7 +41,7 @@ class Query:
             )
         self.id = number
         running = session._jsparkSession.sharedState().activeStreamingQueries()
-        self._execution: Any = running.get(self._jvm.java.util.UUID.fromString(number))
+        self._execution: Any = running.get(java_class(session, "java.util.UUID").fromString(number))
         if self._execution is None:
             raise ConfigurationError(f"Spark does not know of its own query {number}: it was stopped a moment ago")
 
@@ -56,7 +58,7 @@ class Query:
     def stop(self) -> None:
         self._execution.stop()
 
-    @property
+    @cached_property
     def kind(self) -> str:
         return str(self._execution.getClass().getSimpleName())
 
@@ -81,13 +83,24 @@ class Query:
 
     def doze(self, milliseconds: int) -> None:
         """On the JVM's thread of this query: what interrupts that comes out of here."""
-        self._jvm.java.lang.Thread.sleep(milliseconds)
+        java_class(self._session, "java.lang.Thread").sleep(milliseconds)
 
-    def describe(self, text: str | None) -> str | None:
-        """What the Spark UI says of the jobs of this batch; answers with what it said before."""
+    @contextmanager
+    def described(self, text: str) -> Iterator[None]:
+        """In the block, what the Spark UI says of the jobs of this batch."""
         before = self._context.getLocalProperty(_DESCRIPTION)
-        self._context.setLocalProperty(_DESCRIPTION, cast(str, text))
-        return before
+        self._context.setLocalProperty(_DESCRIPTION, text)
+        try:
+            yield
+        finally:
+            self._context.setLocalProperty(_DESCRIPTION, cast(str, before))
+
+
+def java_class(spark: SparkSession, name: str) -> Any:
+    """A class of Java's by its full name. By `jvm.java.util.…` each part of the name would go to the JVM and back."""
+    from py4j.java_gateway import JavaClass
+
+    return JavaClass(name, cast(Any, spark._jvm)._gateway_client)
 
 
 def must_be_one_to_one(df: DataFrame, ranges: Sequence[OffsetRange]) -> None:

@@ -67,7 +67,8 @@ def check_query(query: Query, call: Call) -> None:
         _refuse_async()
     if "Continuous" in query.kind:
         _refuse_continuous()
-    check_splitting(query.source_options(SPLITTING), call)
+    if call.in_executors:  # else it splits nothing of ours, and need not be asked for
+        check_splitting(query.source_options(SPLITTING), call)
 
 
 def check_options(options: Mapping[str, str], call: Call) -> None:

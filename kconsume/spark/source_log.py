@@ -7,17 +7,36 @@ offsets pass: a log only ever loses its beginning, so one that begins early enou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kconsume.backends.abc import Positions
 from kconsume.cluster import Cluster
 from kconsume.errors import OffsetOutOfRange, TopicRecreated
+from kconsume.records import Partition
 from kconsume.spark.ranges import OffsetRange
 
 
 def must_be_whole(cluster: Cluster, ranges: Sequence[OffsetRange], positions: Positions, group: str) -> None:
+    ask_whether_whole(cluster, ranges, positions, group)()
+
+
+def ask_whether_whole(
+    cluster: Cluster, ranges: Sequence[OffsetRange], positions: Positions, group: str
+) -> Callable[[], None]:
+    """Asked now; who calls what this returns waits for the answer, and an answer that is not yes is raised there."""
     begins_of = cluster.ask_edges([each.partition for each in ranges], "earliest")
-    ids = cluster.topic_ids({each.partition.topic for each in ranges})
+    ids_of = cluster.ask_topic_ids({each.partition.topic for each in ranges})
+    return lambda: _compare(ranges, positions, group, begins_of, ids_of)
+
+
+def _compare(
+    ranges: Sequence[OffsetRange],
+    positions: Positions,
+    group: str,
+    begins_of: Callable[[], Mapping[Partition, int]],
+    ids_of: Callable[[], Mapping[str, str | None]],
+) -> None:
+    ids = ids_of()
     for each in ranges:
         known, now = positions[each.partition].topic_id, ids[each.partition.topic]
         if known is not None and now is not None and known != now:

@@ -262,6 +262,9 @@ def test_a_group_that_keeps_its_offsets_elsewhere_is_refused_and_one_that_is_new
     run(shop, spark, app_of(shop, group, load))
     with pytest.raises(ConfigurationError, match=f"group '{group}' keeps its offsets in another store than sqlite"):
         stream(elsewhere(group), spark)
+    own = foreach_batch(look, store=f"sqlite:///{shop.folder}/offsets.db", group=group)
+    with pytest.raises(ConfigurationError, match=f"group '{group}' keeps its offsets in another store than sqlite"):
+        own.wait(shop.query(spark, own, "elsewhere"))
     assert seen == []
     assert stream(elsewhere(f"{group}-new"), spark, trigger=AvailableNow).wait(200)
     assert sorted(seen) == sorted(shop.written)

@@ -9,9 +9,10 @@ import pytest
 
 from kconsume.backends import SqliteStore
 from kconsume.backends.commit_note import note_of
-from kconsume.cluster import Committed
-from kconsume.errors import ConfigurationError
+from kconsume.cluster import Cluster, Committed, Group
+from kconsume.errors import BrokerUnavailable, ClientFailed, ConfigurationError
 from kconsume.records import Partition
+from kconsume.spark import foreach_batch
 from tests.unit.test_claims import GROUP, ORDERS, FakeCluster, claims
 
 
@@ -40,3 +41,26 @@ def test_control_one_that_it_knows_is_asked_and_refused_if_they_are_kept_elsewhe
     with pytest.raises(ConfigurationError, match=f"group '{GROUP}' keeps its offsets in another store"):
         claims(SqliteStore(tmp_path / "shop.db"), cluster).survey(["orders"])
     assert cluster.times == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_new"),
+    [
+        (None, True),
+        (Group("empty", "", ()), False),
+        (ClientFailed("it may not be asked"), False),
+        (BrokerUnavailable("nobody there"), False),
+    ],
+)
+def test_a_query_of_ones_own_has_a_new_group_only_by_the_clusters_word(
+    answer: Group | Exception | None, is_new: bool
+) -> None:
+    class Knows(Cluster):
+        def group(self, name: str) -> Group | None:
+            assert name == GROUP
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    batches = foreach_batch(lambda df: None, store="memory://", group=GROUP)
+    assert batches._ask_whether_new(Knows("nowhere:9092")).result(60) is is_new
