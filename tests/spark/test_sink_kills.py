@@ -87,7 +87,7 @@ def test_parquet_read_back_after_kills_has_every_record_once(told: Told, tmp_pat
             ever.update(str(path) for path in folder.rglob("*") if path.is_file())
         return len(ever)
 
-    run(msgspec.structs.replace(told, path=str(folder)), scratch, form(short=2, long=10), steps, chance)
+    run(msgspec.structs.replace(told, path=str(folder)), scratch, form(short=1, long=10), steps, chance)
     ids = [value for file in folder.glob("offsets-*.parquet") for value in pq.read_table(file)["id"].to_pylist()]
     assert len(ids) == len(set(ids)) == RECORDS
 

@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(2 * PATIENCE
 PARTITIONS = 4
 RECORDS = form(short=8_000, long=200_000)
 KILLS = form(short=1, long=10)
-EXECUTOR_KILLS = form(short=2, long=10)
+EXECUTOR_KILLS = form(short=1, long=10)
 # So many batches that all kills hit before the work is done, which the tests look at.
 BATCH = form(short=800, long=2_000)
 PAUSE = form(short=0.5, long=0.7)
