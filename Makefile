@@ -7,6 +7,8 @@ WORKERS ?= 4
 BIN := $(VENV)/bin
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Where it is set, each of the many hundred processes that the tests start would compile kconsume anew.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip --quiet
 
 .DEFAULT_GOAL := help
