@@ -7,7 +7,7 @@ WORKERS ?= 4
 BIN := $(VENV)/bin
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Where it is set, each of the many hundred processes that the tests start would compile kconsume anew.
+# Where it is set, the many hundred processes that the tests start compile parts of kconsume again and again.
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip --quiet
 
