@@ -198,6 +198,7 @@ class Relay:
                     if strand.leaving or (self._closing and partition == NOBODYS):
                         continue
                     rows = lots.get(partition, ())
+                    is_full = len(rows) == strand.width
                     if partition not in in_memory:
                         strand.take(rows, known[partition])
                     elif partition not in read or strand.begins_with(rows):
@@ -206,7 +207,7 @@ class Relay:
                         strand.looked_at = now
                     if partition == NOBODYS:
                         strand.unread = True
-                        strand.due_at = strand.due_at if len(rows) == strand.width else now + _EVERY
+                        strand.due_at = strand.due_at if is_full else now + _EVERY
                     self._news.notify_all()
                 self._ship(strand)
         except BaseException:
