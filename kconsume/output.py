@@ -8,9 +8,11 @@ handler's and nothing of it has left. Delivery is `outlet.py`'s.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
+from types import NoneType
+from typing import Any, NoReturn
 
 import msgspec
 from msgspec.structs import force_setattr
@@ -20,6 +22,7 @@ from kconsume.records import Headers, Message
 
 OutgoingHeaders = Mapping[str, bytes | str] | Sequence[tuple[str, bytes | str]]
 
+_Way = Callable[[Any], bytes | None]
 _BYTES = (bytearray, memoryview)
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
@@ -72,12 +75,21 @@ def returned(result: object, to: str, most: int) -> list[Outgoing]:
     A None in a list is nothing as well; a tombstone is `Outgoing(None, key=...)`, and one record that holds a JSON
     array is `Outgoing([...])`.
     """
-    results = result if isinstance(result, list) else [result]
-    return [
-        encoded(each, to, most) if isinstance(each, Outgoing) else _ready(each, None, (), to, None, most)
-        for each in results
-        if each is not None
-    ]
+    if isinstance(result, list):
+        return [_one(each, to, most) for each in result if each is not None]
+    return [] if result is None else [_one(result, to, most)]
+
+
+def _one(result: object, to: str, most: int) -> Outgoing:
+    """Nearly always a plain value, and then nothing else of it is to be looked at; `to` was when it was decorated."""
+    if isinstance(result, Outgoing):
+        return encoded(result, to, most)
+    try:
+        value = encode(result)
+    except SendFailed as error:
+        raise _refused(to, error) from error.__cause__
+    check_size(to, value, None, (), most)
+    return Outgoing(value, None, (), to)
 
 
 def encoded(outgoing: Outgoing, to: str | None, most: int) -> Outgoing:
@@ -98,14 +110,20 @@ def _ready(value: object, key: object, headers: object, topic: str, timestamp: d
         if timestamp is not None:
             _check_timestamp(timestamp)
     except SendFailed as error:
-        raise SendFailed(f"a record to topic {topic!r} cannot be sent: {error}") from error.__cause__
+        raise _refused(topic, error) from error.__cause__
     check_size(topic, value, key, pairs, most)
     return Outgoing(value, key, pairs, topic, timestamp)
 
 
+def _refused(topic: str, error: SendFailed) -> SendFailed:
+    return SendFailed(f"a record to topic {topic!r} cannot be sent: {error}")
+
+
 def check_size(topic: str | None, value: bytes | None, key: bytes | None, headers: Headers, most: int) -> None:
     """Refuse a record of more than `most` bytes."""
-    size = len(value or b"") + len(key or b"") + sum(len(name.encode()) + len(each) for name, each in headers)
+    size = len(value or b"") + len(key or b"")
+    if headers:
+        size += sum(len(name.encode()) + len(each) for name, each in headers)
     if size > most:
         raise SendFailed(
             f"a record to topic {topic!r} has {size:,} bytes, and {most:,} are allowed: send a reference to the data, "
@@ -130,14 +148,8 @@ def stamp(sent: list[Outgoing], since: int, scope: str, message: Message) -> Non
 
 def encode(value: object) -> bytes | None:
     """The bytes of a value: its own, the text in UTF-8, or JSON; None stays None."""
-    if value is None or isinstance(value, bytes):
-        return value
     try:
-        if isinstance(value, str):
-            return value.encode()
-        if isinstance(value, _BYTES):
-            return bytes(value)
-        return _json(value)
+        return _way_of(type(value))(value)
     except SendFailed:
         raise
     except Exception as error:  # a field's own serializer may raise anything
@@ -147,14 +159,36 @@ def encode(value: object) -> bytes | None:
         ) from error
 
 
-def _json(value: object) -> bytes:
-    if isinstance(value, Outgoing):
-        raise SendFailed("its value is an Outgoing: give what that holds, or return the Outgoing itself")
-    dump = getattr(type(value), "model_dump_json", None)
-    if dump is not None:  # a pydantic model; by alias, as it is read
-        text: str = dump(value, by_alias=True)
-        return text.encode()
-    return _as_json(value)
+def _find_way(kind: type) -> _Way:
+    if issubclass(kind, bytes | NoneType):
+        return _as_it_is
+    if issubclass(kind, str):
+        return kind.encode
+    if issubclass(kind, _BYTES):
+        return bytes
+    if issubclass(kind, Outgoing):
+        return _refuse_outgoing
+    if hasattr(kind, "model_dump_json"):
+        return _model_as_json
+    return _as_json
+
+
+_way_of: Callable[[type], _Way] = lru_cache(maxsize=1024)(_find_way)
+"""How values of a type are encoded: asked for every record, and nearly always of the same few."""
+
+
+def _as_it_is(value: bytes | None) -> bytes | None:
+    return value
+
+
+def _refuse_outgoing(_: Outgoing) -> NoReturn:
+    raise SendFailed("its value is an Outgoing: give what that holds, or return the Outgoing itself")
+
+
+def _model_as_json(model: Any) -> bytes:
+    """A pydantic model; by alias, as it is read."""
+    text: str = model.model_dump_json(by_alias=True)
+    return text.encode()
 
 
 def _plain(value: object) -> object:

@@ -52,7 +52,7 @@ def revoke_budget(protocol: GroupProtocol, *, fenced: bool, poll_interval: float
 class Pace:
     """How fast a lane's handler is, and so how many records to run before looking up.
 
-    A slice should take about `TARGET` seconds: long enough that starting it costs nothing, short enough that
+    A slice should take about `target` seconds: long enough that starting it costs nothing, short enough that
     a revoke, a shutdown or a commit does not wait for it. One record at first, then at most twice as many
     each time, so that a slow handler is never handed a long slice on a guess.
     """
