@@ -197,6 +197,30 @@ class NumbersAgain(QueueOutbox):
         return 1 + max((row.number for rows in self.rows.values() for row in rows), default=0)
 
 
+@fails(B.test_the_numbers_that_a_transaction_tells_are_those_of_its_rows)
+class TellsBackwards(QueueOutbox):
+    """As a statement may that returns rows in no order."""
+
+    def tell(self, numbers: Sequence[int]) -> list[int]:
+        return list(reversed(numbers))
+
+
+@fails(B.test_the_numbers_that_a_transaction_tells_are_those_of_its_rows)
+class TellsOfTheLast(QueueOutbox):
+    """Of what was posted last, and not of what was posted before it."""
+
+    def tell(self, numbers: Sequence[int]) -> list[int]:
+        return list(numbers[-1:])
+
+
+@fails(B.test_the_numbers_that_a_transaction_tells_are_those_of_its_rows)
+class TellsOfOthers(QueueOutbox):
+    """Numbers that were given out before."""
+
+    def tell(self, numbers: Sequence[int]) -> list[int]:
+        return [number - 1 for number in numbers]
+
+
 @fails(B.test_a_row_of_a_person_s_own_transaction_is_there_if_it_commits)
 class OwnAtOnce(QueueOutbox):
     @contextmanager

@@ -24,11 +24,15 @@ class QueueOutboxTx(QueueTx):
         super().__init__(store)
         self.posted: list[Outgoing] = []
         self.taken: set[str] = set()
+        self.told: list[int] = []
         self._outbox = store
         self._group = group
 
     def post(self, outgoing: Sequence[Outgoing]) -> None:
         self.posted.extend(outgoing)
+
+    def numbers(self) -> list[int]:
+        return self.told
 
     def take_in(self, origins: Sequence[str]) -> set[str]:
         new = set(origins) - self._outbox.seen.get(self._group, set()) - self.taken
@@ -53,7 +57,9 @@ class QueueOutbox(QueueStore):
             yield tx
             with self._lock:
                 self.end(group, partition, epoch, tx)
+                before = self.last
                 self.leave(group, partition, tx.posted)
+                tx.told = self.tell(range(before + 1, self.last + 1))
                 self.take(group, tx.taken)
         finally:
             tx.connection.over = True
@@ -61,6 +67,9 @@ class QueueOutbox(QueueStore):
     def leave(self, group: str, partition: Partition, outgoing: Sequence[Outgoing]) -> None:
         for each in outgoing:
             self.rows.setdefault((group, partition), []).append(Posted(self.number(), each))
+
+    def tell(self, numbers: Sequence[int]) -> list[int]:
+        return list(numbers)
 
     def number(self) -> int:
         self.last += 1

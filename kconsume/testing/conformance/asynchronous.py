@@ -77,25 +77,25 @@ class AwaitedTx:
     """An open `AsyncTx`, from another thread."""
 
     def __init__(self, tx: AsyncTx, steps: _Steps, loop: asyncio.AbstractEventLoop) -> None:
-        self._tx = tx
+        self.awaited = tx
         self._steps = steps
         self._loop = loop
 
     @property
     def connection(self) -> object:
-        return self._tx.connection
+        return self.awaited.connection
 
     def advance(self, old: int, new: int, leader_epoch: int | None = None) -> None:
-        self.wait_for(lambda: self._tx.advance(old, new, leader_epoch))
+        self.wait_for(lambda: self.awaited.advance(old, new, leader_epoch))
 
     def fault(self, error: BaseException) -> StoreError | None:
-        return self._tx.fault(error)
+        return self.awaited.fault(error)
 
     def post(self, outgoing: Sequence[Outgoing]) -> None:
-        self.wait_for(lambda: cast(AsyncOutboxTx, self._tx).post(outgoing))
+        self.wait_for(lambda: cast(AsyncOutboxTx, self.awaited).post(outgoing))
 
     def take_in(self, origins: Sequence[str]) -> set[str]:
-        return cast("set[str]", self.wait_for(lambda: cast(AsyncOutboxTx, self._tx).take_in(origins)))
+        return cast("set[str]", self.wait_for(lambda: cast(AsyncOutboxTx, self.awaited).take_in(origins)))
 
     def wait_for(self, act: Callable[[], object]) -> object:
         """One thing that the handler does, awaited if it is to be; after the end, by a task that it left behind."""

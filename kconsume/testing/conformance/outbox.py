@@ -12,11 +12,12 @@ from typing import Any, cast
 
 import pytest
 
-from kconsume.backends.abc import OutboxStore, OutboxTx
+from kconsume.backends.abc import NumberedTx, OutboxStore, OutboxTx
 from kconsume.backends.outbox_table import Posted
 from kconsume.errors import StoreUnavailable
 from kconsume.output import Outgoing
 from kconsume.records import Partition
+from kconsume.testing.conformance.asynchronous import AwaitedTx
 from kconsume.testing.conformance.bench import NOT_OURS, Bench, Handling, Owner, once_it_is_back
 from kconsume.testing.conformance.transactional import TransactionalSuite
 
@@ -178,6 +179,20 @@ class OutboxSuite(TransactionalSuite):
         _store(bench.me).delivered(bench.group, {first: [row.number for row in rows]})
         assert values(read(bench.me, first)) == ["c", "d"]
 
+    def test_the_numbers_that_a_transaction_tells_are_those_of_its_rows(self, bench: Bench) -> None:
+        """By them rows are sent that nobody has read back, and deleted: another's would be, and be lost."""
+        first, second, *_ = bench.partitions
+        bench.me.claim(first, second)
+        leave(bench.me, first, "before")
+        leave(bench.me, second, "another's")
+        with bench.me.transaction(first) as handling:
+            post(handling, "a", "b", "c")
+            post(handling, "d")
+            handling.advance(1, 2)
+        if (numbers := _numbers_of(handling)) is None:
+            pytest.skip("its transactions tell no numbers, so its rows are read back")
+        assert [row.number for row in read(bench.me, first)][1:] == list(numbers)
+
     # What is nobody's
 
     def test_a_row_of_a_person_s_own_transaction_is_there_if_it_commits(self, bench: Bench) -> None:
@@ -272,6 +287,11 @@ def _tx(handling: Handling) -> OutboxTx:
     missing = [name for name in ("post", "take_in") if not hasattr(handling.tx, name)]
     assert not missing, f"{type(handling.tx).__name__} is no OutboxTx: it has no {', '.join(missing)}"
     return cast(OutboxTx, handling.tx)
+
+
+def _numbers_of(handling: Handling) -> Sequence[int] | None:
+    tx = handling.tx.awaited if isinstance(handling.tx, AwaitedTx) else handling.tx
+    return tx.numbers() if isinstance(tx, NumberedTx) else None
 
 
 def outgoing(value: str) -> Outgoing:
