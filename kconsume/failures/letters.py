@@ -37,7 +37,8 @@ _MOST_FRAMES = 1_000
 _frames: dict[tuple[CodeType, int], str] = {}
 """What a trace says of a place in the code: many records fail at the same few."""
 _MOST_CAUSES = 100
-_causes: dict[tuple[object, ...], Cause] = {}
+_causes: dict[tuple[object, ...], tuple[Cause, list[CodeType]]] = {}
+"""By the ids of code, whose hash takes as long as all the rest; beside each cause that code, so that its id stays."""
 
 
 class Rung(NamedTuple):
@@ -118,17 +119,20 @@ def cause_of(error: BaseException) -> Cause:
     if error.__cause__ is not None or (error.__context__ is not None and not error.__suppress_context__):
         return _cause_of(error, text)
     place: list[object] = [type(error), text]
+    codes: list[CodeType] = []
     at = error.__traceback__
     while at is not None:
-        place += (at.tb_frame.f_code, at.tb_lasti)
+        code = at.tb_frame.f_code
+        codes.append(code)
+        place += (id(code), at.tb_lasti)
         at = at.tb_next
     alike = tuple(place)
-    cause = _causes.get(alike)
-    if cause is None:
-        cause = _cause_of(error, text)
-        if len(_causes) >= _MOST_CAUSES:
-            _causes.clear()
-        _causes[alike] = cause
+    if (known := _causes.get(alike)) is not None:
+        return known[0]
+    if len(_causes) >= _MOST_CAUSES:
+        _causes.clear()
+    cause = _cause_of(error, text)
+    _causes[alike] = cause, codes
     return cause
 
 

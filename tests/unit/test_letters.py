@@ -132,6 +132,22 @@ def test_an_error_says_what_it_came_from_also_when_another_like_it_came_from_not
     assert "TimeoutError: much too late" in cause_of(fails(TimeoutError("much too late"))).trace
 
 
+def test_code_that_was_made_where_other_code_was_freed_is_not_taken_for_it() -> None:
+    """As that of handlers that are made anew: it has the same address."""
+
+    def trace(number: int) -> str:
+        scope: dict[str, Any] = {}
+        exec(compile(f"def fail_{number}(): raise LookupError('no such order')", "<made>", "exec"), scope)
+        try:
+            scope[f"fail_{number}"]()
+        except LookupError as error:
+            return cause_of(error).trace
+        return ""
+
+    letters._causes.clear()
+    assert all(f"in fail_{number}\n" in trace(number) for number in range(letters._MOST_CAUSES))
+
+
 def test_what_is_remembered_of_errors_is_bounded() -> None:
     for number in range(3 * letters._MOST_CAUSES):
         cause_of(raised(LookupError(str(number))))
