@@ -136,6 +136,7 @@ def test_code_that_was_made_where_other_code_was_freed_is_not_taken_for_it() -> 
     """As that of handlers that are made anew: it has the same address."""
 
     def trace(number: int) -> str:
+        letters._frames.clear()  # which keep code as well
         scope: dict[str, Any] = {}
         exec(compile(f"def fail_{number}(): raise LookupError('no such order')", "<made>", "exec"), scope)
         try:
