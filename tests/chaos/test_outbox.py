@@ -35,6 +35,8 @@ pytestmark = pytest.mark.timeout(TIMEOUT)
 
 PARTITIONS = form(short=4, long=12)
 RECORDS = form(short=4_000, long=120_000)
+MORE = 100 * PARTITIONS
+"""That come when the zombie has woken."""
 KILLS = form(short=2, long=30)
 PHASES = (Phase.HANDLER, Phase.COMMIT, Phase.RELAY)
 """Of the kills but the first, which is in the relay."""
@@ -86,20 +88,20 @@ def test_a_frozen_consumer_that_wakes_after_its_partitions_moved_puts_nothing_ou
             print(zombie.log, successor.log)  # noqa: T201  (shown when the test fails)
             raise
         zombie.wake()
-        fill(job, 400, PARTITIONS)
+        fill(job, MORE, PARTITIONS)
         workers.await_work(
-            lambda: effects.distinct == RECORDS + 400 and waiting(effects) == 0,
+            lambda: effects.distinct == RECORDS + MORE and waiting(effects) == 0,
             within=PATIENCE,
             what="both go on, and all is sent",
         )
         eventually(lambda: "lost partitions" in zombie.log, what="the zombie has learnt that it is one")
         assert REFUSED.search(zombie.log), f"the zombie was never refused, so nothing was proven: {zombie.log}"
     sent = everything(job.brokers, target)
-    print(f"sent={len(sent)} repeated={len(sent) - RECORDS - 400}")  # noqa: T201
+    print(f"sent={len(sent)} repeated={len(sent) - RECORDS - MORE}")  # noqa: T201
     assert effects.rows == effects.distinct, "the zombie wrote"
-    assert len(sent) > RECORDS + 400, "what the zombie had sent and not deleted is sent again"
-    check_all_are_there(sent, RECORDS + 400)
-    check_each_is_taken_once(job.brokers, target, effects, RECORDS + 400)
+    assert len(sent) > RECORDS + MORE, "what the zombie had sent and not deleted is sent again"
+    check_all_are_there(sent, RECORDS + MORE)
+    check_each_is_taken_once(job.brokers, target, effects, RECORDS + MORE)
 
 
 def freeze_in_the_relay(workers: Fleet, zombie: Worker, effects: Effects) -> None:
