@@ -38,6 +38,8 @@ class Policy:
         self.dead_letter = on_error if isinstance(on_error, DeadLetter) else None
         self.retry, self.retry_topics = _both(retry)
         self._terminal = Verdict.BURY if self.dead_letter is not None else Verdict(on_error)
+        self.goes_on = self._terminal is not Verdict.STOP
+        """Whether a record that fails is passed over in the end."""
 
     def __str__(self) -> str:
         if self._terminal is Verdict.STOP:

@@ -60,10 +60,10 @@ class Course:
         return self.stores or self.binding.sends
 
     @property
-    def buries_at_once(self) -> bool:
-        """Whether of a record that has failed nothing is asked but whether it is passed."""
-        policy, asked = self.policy, (self.policy.retry, self.ladder, self.gauge)
-        return policy.dead_letter is not None and not any(asked) and not self.undoes and not self.binding.batched
+    def passes_at_once(self) -> bool:
+        """Whether of a record that has failed nothing is asked but whether it is passed over."""
+        asked = (self.policy.retry, self.ladder, self.gauge)
+        return self.policy.goes_on and not any(asked) and not self.undoes and not self.binding.batched
 
     def steps(self, lane: Lane, chunk: Chunk, report: Report) -> Steps:
         return _Run(self, lane, chunk, report).steps()
@@ -81,9 +81,9 @@ class _Run:
         self._at = 0
         self._until = self._cap = 0
         """Up to `until`, at most `cap` records are run at once: something there has failed."""
-        self._buried = 0
-        """Of the slice that is run."""
-        self._buries = f"dead letter to={_where(course.policy)}"
+        self._skipped = 0
+        """Of the slice that is run, those that have failed and were passed over."""
+        self._end = _end_of(course.policy)
         self._attempt = 1
         self._failed_at: float | None = None
         """When what is run next first failed, if it did."""
@@ -113,7 +113,7 @@ class _Run:
     def _all(self) -> Steps:
         lane, messages = self._lane, self._messages
         # Not kept in `self`: that would be a circle, and every chunk there until the collector comes by.
-        passes = self._bury if self._course.buries_at_once else None
+        passes = self._pass_over if self._course.passes_at_once else None
         while self._at < len(messages) and not lane.stop:
             if self._owing.due or (self._owing and self._course.limiter is not None):
                 yield from self._owing.pay()
@@ -137,8 +137,8 @@ class _Run:
                 outcome = yield Try(part, part, self._attempt, (), passes)
                 if outcome.done:
                     lane.pace.took(outcome.done, _clock() - began - outcome.waited)
-                    buried, self._buried = self._buried, 0
-                    self._passed(part if outcome.done == len(part) else part[: outcome.done], buried, buried)
+                    skipped, self._skipped = self._skipped, 0
+                    self._passed(part if outcome.done == len(part) else part[: outcome.done], skipped, skipped)
                 if outcome.error is not None and not (yield from self._failed(part[outcome.done :], outcome)):
                     return
             except (SendFailed, TooManyFailures) as error:
@@ -192,16 +192,17 @@ class _Run:
 
     # What failed
 
-    def _bury(self, message: Message, error: BaseException) -> bool:
+    def _pass_over(self, message: Message, error: BaseException) -> bool:
         """The usual failure, by a short way, for there may be many: one record of a slice that is not left for it, with
-        nothing to ask but whether it is passed. False, with nothing done, if it is another one."""
+        nothing to ask but whether it is passed over. False, with nothing done, if it is not."""
         course, lane = self._course, self._lane
         error = course.binding.explain(message, error)
-        if lane.stop or course.policy.verdict(error) is not Verdict.BURY:
+        if lane.stop or (verdict := course.policy.verdict(error)) is Verdict.STOP:
             return False
-        draft = Draft(message, cause_of(error), course.group, lane.scope, self._attempt)
-        self._owing.note(self._buries, message, error, draft)
-        self._buried += 1
+        buries = verdict is Verdict.BURY
+        draft = Draft(message, cause_of(error), course.group, lane.scope, self._attempt) if buries else None
+        self._owing.note(self._end, message, error, draft)
+        self._skipped += 1
         return True
 
     def _failed(self, part: Sequence[Message], outcome: Outcome) -> Generator[Step, Outcome, bool]:
@@ -386,7 +387,7 @@ class _Run:
         """In the words of the log."""
         if (rung := self._rung(error)) is not None:
             return f"later by={rung.topic}"
-        return "skipped" if self._course.policy.dead_letter is None else self._buries
+        return self._end
 
     def _narrow(self, length: int, cap: int) -> None:
         self._until, self._cap = self._at + length, cap
@@ -427,9 +428,10 @@ class _Run:
             lane.under_way.tell(progress)
 
 
-def _where(policy: Policy) -> str | None:
-    """Where dead letters go."""
-    return None if policy.dead_letter is None else policy.dead_letter.topic or policy.dead_letter.table
+def _end_of(policy: Policy) -> str:
+    """What becomes of a record that is passed over, in the words of the log."""
+    dead_letter = policy.dead_letter
+    return "skipped" if dead_letter is None else f"dead letter to={dead_letter.topic or dead_letter.table}"
 
 
 def _misnamed(errors: Collection[tuple[object, object]], records: int) -> str | None:
