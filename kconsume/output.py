@@ -75,21 +75,12 @@ def returned(result: object, to: str, most: int) -> list[Outgoing]:
     A None in a list is nothing as well; a tombstone is `Outgoing(None, key=...)`, and one record that holds a JSON
     array is `Outgoing([...])`.
     """
-    if isinstance(result, list):
-        return [_one(each, to, most) for each in result if each is not None]
-    return [] if result is None else [_one(result, to, most)]
-
-
-def _one(result: object, to: str, most: int) -> Outgoing:
-    """Nearly always a plain value, and then nothing else of it is to be looked at; `to` was when it was decorated."""
-    if isinstance(result, Outgoing):
-        return encoded(result, to, most)
-    try:
-        value = encode(result)
-    except SendFailed as error:
-        raise _refused(to, error) from error.__cause__
-    check_size(to, value, None, (), most)
-    return Outgoing(value, None, (), to)
+    results = result if isinstance(result, list) else [result]
+    return [
+        encoded(each, to, most) if isinstance(each, Outgoing) else _ready(each, None, (), to, None, most)
+        for each in results
+        if each is not None
+    ]
 
 
 def encoded(outgoing: Outgoing, to: str | None, most: int) -> Outgoing:
@@ -110,13 +101,9 @@ def _ready(value: object, key: object, headers: object, topic: str, timestamp: d
         if timestamp is not None:
             _check_timestamp(timestamp)
     except SendFailed as error:
-        raise _refused(topic, error) from error.__cause__
+        raise SendFailed(f"a record to topic {topic!r} cannot be sent: {error}") from error.__cause__
     check_size(topic, value, key, pairs, most)
     return Outgoing(value, key, pairs, topic, timestamp)
-
-
-def _refused(topic: str, error: SendFailed) -> SendFailed:
-    return SendFailed(f"a record to topic {topic!r} cannot be sent: {error}")
 
 
 def check_size(topic: str | None, value: bytes | None, key: bytes | None, headers: Headers, most: int) -> None:

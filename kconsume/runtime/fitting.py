@@ -48,9 +48,9 @@ _STAMP = 128
 """Bytes of the header that says where a record came from, beside the group's name."""
 LOOP_SLICE = 0.01
 """Seconds that a handler may keep an event loop to itself; others live there too."""
-_TRANSACTION = 0.1
-"""Seconds of a transaction: twice an ordinary slice, for its beginning, its end and its letters to the server cost as
-much as dozens of records. Were it longer, those that write to the same rows would stand in each other's way."""
+TRANSACTION_SLICE = 0.1
+"""Seconds of a transaction on a server: twice an ordinary slice, for its round trips cost as much as dozens of records.
+Were it longer, those that write to the same rows would stand in each other's way."""
 _TRIED = re.compile(r"tried=(\d{1,19})/(\d{1,9})")
 
 
@@ -59,7 +59,7 @@ def pace_of(handler: HandlerPlan, store: OffsetStore, home: Home) -> Pace:
     if handler.plainly_async:  # one in a transaction waits all the time
         return Pace(limit, waits=handler.waits or not home.lends, target=LOOP_SLICE)
     if _waits_for_a_server(handler, store):
-        return Pace(limit, waits=True, target=_TRANSACTION)
+        return Pace(limit, waits=True, target=TRANSACTION_SLICE)
     return Pace(limit, waits=handler.waits)
 
 

@@ -344,6 +344,14 @@ def test_dead_letters_that_are_near_each_other_are_written_together() -> None:
     assert bench.reached == 100
 
 
+@pytest.mark.parametrize("form", ["plain", "async"])
+def test_a_slice_is_not_left_for_records_that_are_skipped(form: str) -> None:
+    bench = Bench(form, dict.fromkeys(range(0, 100, 10), FOR_EVER), "skip")
+    bench.run(range(100))
+    assert [(p.upto, p.handled, p.skipped) for p in bench.reports if isinstance(p, Progress)] == [(100, 90, 10)]
+    assert bench.effects == [n for n in range(100) if n % 10]
+
+
 def test_nothing_behind_a_letter_is_reported_before_it_is_written() -> None:
     bench = Bench("plain", {2: FOR_EVER}, DeadLetter("dead"))
     bench.post.failing = 1
