@@ -138,7 +138,7 @@ class Source:
         self._static = instance is not None
         self._eager = self.protocol is GroupProtocol.EAGER
         self._places: dict[Partition, Place] = {}
-        """Under *eager*, where every assigned partition goes on: to place one of them, all are assigned anew."""
+        """Where every assigned partition goes on. Under *eager*, to place one of them all are assigned anew."""
         self._late: dict[Partition, Place] = {}
         """Where partitions were placed that waited nowhere first."""
         try:
@@ -226,9 +226,7 @@ class Source:
         runs = self._arrivals.sort(messages)
         if self._arrivals.astray:
             self._place_again(self._arrivals.astray)
-        if self._eager:
-            self._note(runs)
-        return runs
+        return self._fresh(runs)
 
     def _place_again(self, astray: set[Partition]) -> None:
         """A fetch from nowhere was on its way when the partition was paused, and its log begins later: by that answer
@@ -239,9 +237,19 @@ class Source:
             self.place(places)
             self._arrivals.unproven.difference_update(places)  # once: should it be so again, then it is true
 
-    def _note(self, runs: Runs) -> None:
+    def _fresh(self, runs: Runs) -> Runs:
+        """Without records that came before. For a rebalance the client pauses what we keep, on a thread of its own, and
+        reads on behind the last record that it saw us take: one that is on its way to us then may come again."""
+        fresh: Runs = []
         for partition, run in runs:
-            self._places[partition] = Place(run[-1].offset() + 1, run[-1].leader_epoch())
+            place = self._places.get(partition)
+            if place is not None and run[0].offset() < place.offset:
+                run = [message for message in run if message.offset() >= place.offset]
+            if run:
+                fresh.append((partition, run))
+                if place is not None:
+                    self._places[partition] = Place(run[-1].offset() + 1, run[-1].leader_epoch())
+        return fresh
 
     # Partitions
 
@@ -260,8 +268,8 @@ class Source:
         self._arrivals.unproven.update(p for p, place in places.items() if place == NOWHERE)
 
     def _start(self, places: Mapping[Partition, Place]) -> None:
+        self._places.update(places)
         if self._eager:
-            self._places.update(places)
             self._consumer.assign([_element(p, place) for p, place in self._places.items()])
         else:
             self._consumer.incremental_assign([_element(p, place) for p, place in places.items()])
@@ -274,6 +282,7 @@ class Source:
             partition = Partition(element.topic, element.partition)
             self._arrivals.unproven.discard(partition)
             self._late.pop(partition, None)
+            self._places.pop(partition, None)
         if self._eager:
             self._places.clear()
             self._consumer.unassign()
