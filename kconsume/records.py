@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 from kconsume.errors import ConfigurationError
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
 _TIMESTAMP_NOT_AVAILABLE = 0
 
 Headers = tuple[tuple[str, bytes], ...]
@@ -138,6 +139,6 @@ def moment_of(message: Message) -> datetime | None:
     """When it was written, by its timestamp."""
     kind, millis = message.timestamp()
     try:
-        return None if kind == _TIMESTAMP_NOT_AVAILABLE else _EPOCH + timedelta(milliseconds=millis)
+        return None if kind == _TIMESTAMP_NOT_AVAILABLE else _EPOCH + millis * _MILLISECOND
     except OverflowError:  # a producer may write any 64 bits, microseconds for example
         return None

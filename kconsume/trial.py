@@ -34,7 +34,18 @@ from kconsume.runtime.budget import Pace
 from kconsume.runtime.fitting import BATCH, work_for
 from kconsume.runtime.furnishing import Furnishing
 from kconsume.runtime.home import CallersLoop, Home, OwnLoop
-from kconsume.runtime.lanes import Chunk, Failure, InlineLanes, Lane, Outcome, Parked, Progress, Undelivered, Work
+from kconsume.runtime.lanes import (
+    Chunk,
+    Failure,
+    InlineLanes,
+    Lane,
+    Outcome,
+    Parked,
+    Progress,
+    Undelivered,
+    Work,
+    Worked,
+)
 from kconsume.runtime.mail import outgoing_of
 from kconsume.runtime.plans import Equipment, HandlerPlan
 from kconsume.runtime.running import in_thread
@@ -199,10 +210,11 @@ class _Attempt:
 
     def tried(self, trouble: BaseException | None) -> Tried:
         """What came of it. What is no failure of the handler's is raised: the store's, or that of a resource."""
+        self.lane.tally.close()
         failed = False
         error = next(iter(self.policy.heard), None)
         for outcome in self._reported:
-            if isinstance(outcome, Progress | Undelivered):
+            if isinstance(outcome, Progress | Worked | Undelivered):
                 continue  # nothing is on its way in here: what is sent is kept at once
             if not isinstance(outcome, Failure) or not isinstance(outcome.error, _FAILURES):
                 raise outcome.error

@@ -7,10 +7,14 @@ line has the first of them in full, how many there were besides, and which was t
 from __future__ import annotations
 
 import logging
+import math
+import threading
+import time
 
 from kconsume.records import Message
 
 _log = logging.getLogger("kconsume.failures")
+_clock = time.monotonic
 
 
 class PassedOver:
@@ -48,6 +52,41 @@ class PassedOver:
             more = "" if alike.last is None else f" more={alike.more} last={_place(alike.last)}"
             _log.warning("%s record=%s%s %s", what, alike.first, more, alike.cause)
         self._alike.clear()
+
+
+class Tally:
+    """Has the log tell of them at most once a second. Of one lane: its course adds to it, on the thread that runs it;
+    what follows closely waits for the owner to have it told, or for the end of the lane."""
+
+    EVERY = 1.0
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._untold = PassedOver()
+        self._told_at = -math.inf
+        self._closed = False
+
+    def add(self, passed_over: PassedOver) -> None:
+        with self._lock:
+            self._untold.take(passed_over)
+        self.tell()
+
+    def tell(self) -> None:
+        """Of what waits, if a second has gone by."""
+        if not self._untold:
+            return
+        with self._lock:
+            now = _clock()
+            if not self._untold or (now - self._told_at < self.EVERY and not self._closed):
+                return
+            self._told_at = now
+            due, self._untold = self._untold, PassedOver()
+        due.say()
+
+    def close(self) -> None:
+        """Of all that waits, and from now on at once: nobody may come by any more."""
+        self._closed = True
+        self.tell()
 
 
 class _Alike:

@@ -63,10 +63,14 @@ class Policy:
         return Ladder(topics, group, self.retry_topics.delays, takes)
 
     def verdict(self, error: BaseException) -> Verdict:
-        """What to do with a record whose handler raised `error` and that is not tried again. `sys.exit()` asks to
-        stop, whatever the policy; and what cannot be run is no record's fault."""
-        can_go_on = isinstance(error, Exception) and not isinstance(error, ConfigurationError)
-        return self._terminal if can_go_on else Verdict.STOP
+        """What to do with a record whose handler raised `error` and that is not tried again."""
+        return self._terminal if is_of_a_record(error) else Verdict.STOP
+
+
+def is_of_a_record(error: BaseException) -> bool:
+    """Whether it may be a record's fault. `sys.exit()` asks to stop, whatever the policy; and what cannot be run is
+    no record's."""
+    return isinstance(error, Exception) and not isinstance(error, ConfigurationError)
 
 
 def _both(retry: object) -> tuple[Retry | None, RetryTopics | None]:

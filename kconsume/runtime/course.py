@@ -20,7 +20,7 @@ from kconsume.errors import BatchError, InvalidHandler, SendFailed, TooManyFailu
 from kconsume.failures.dead_letter import Gauge
 from kconsume.failures.letters import Draft, Rung, cause_of
 from kconsume.failures.passed_over import where, why
-from kconsume.failures.policy import Policy, Verdict
+from kconsume.failures.policy import Policy, Verdict, is_of_a_record
 from kconsume.failures.retry_topics import Ladder
 from kconsume.handler import Binding
 from kconsume.rate import Limiter
@@ -81,7 +81,7 @@ class _Run:
         self._at = 0
         self._until = self._cap = 0
         """Up to `until`, at most `cap` records are run at once: something there has failed."""
-        self._skipped = 0
+        self._in_passing: list[tuple[Message, BaseException]] = []
         """Of the slice that is run, those that have failed and were passed over."""
         self._end = _end_of(course.policy)
         self._attempt = 1
@@ -137,7 +137,7 @@ class _Run:
                 outcome = yield Try(part, part, self._attempt, (), passes)
                 if outcome.done:
                     lane.pace.took(outcome.done, _clock() - began - outcome.waited)
-                    skipped, self._skipped = self._skipped, 0
+                    skipped = self._note_in_passing() if self._in_passing else 0
                     self._passed(part if outcome.done == len(part) else part[: outcome.done], skipped, skipped)
                 if outcome.error is not None and not (yield from self._failed(part[outcome.done :], outcome)):
                     return
@@ -195,15 +195,21 @@ class _Run:
     def _pass_over(self, message: Message, error: BaseException) -> bool:
         """The usual failure, by a short way, for there may be many: one record of a slice that is not left for it, with
         nothing to ask but whether it is passed over. False, with nothing done, if it is not."""
-        course, lane = self._course, self._lane
-        error = course.binding.explain(message, error)
-        if lane.stop or (verdict := course.policy.verdict(error)) is Verdict.STOP:
+        if self._lane.stop or not is_of_a_record(error):
             return False
-        buries = verdict is Verdict.BURY
-        draft = Draft(message, cause_of(error), course.group, lane.scope, self._attempt) if buries else None
-        self._owing.note(self._end, message, error, draft)
-        self._skipped += 1
+        self._in_passing.append((message, error))
         return True
+
+    def _note_in_passing(self) -> int:
+        """All that a slice has passed over, at its end: between its records, that would cost more."""
+        course, scope, noted = self._course, self._lane.scope, self._in_passing
+        for message, raised in noted:
+            error = course.binding.explain(message, raised)
+            buries = course.policy.verdict(error) is Verdict.BURY
+            draft = Draft(message, cause_of(error), course.group, scope, self._attempt) if buries else None
+            self._owing.note(self._end, message, error, draft)
+        self._in_passing = []
+        return len(noted)
 
     def _failed(self, part: Sequence[Message], outcome: Outcome) -> Generator[Step, Outcome, bool]:
         """Deal with the failure of a slice of which nothing is done. Whether to go on."""

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
+from kconsume.failures.passed_over import Tally
 from kconsume.records import Message, Partition
 from kconsume.runtime.budget import Pace
 from kconsume.runtime.ownership import Ownership
@@ -48,6 +49,15 @@ class Progress(NamedTuple):
     """Whether the store has it already, because it was committed with the work."""
     part: Sequence[Message] = ()
     """The records, so that they are freed where they were made: on the thread that takes this."""
+    held: bool = False
+    """Whether it has waited for letters; its records were `Worked` off before."""
+
+
+class Worked(NamedTuple):
+    """Records of the lane are done, and not passed yet: letters before them are under way."""
+
+    lane: Lane
+    records: int
 
 
 class Failure(NamedTuple):
@@ -80,7 +90,7 @@ class Undelivered(NamedTuple):
     lane: Lane
 
 
-Outcome = Progress | Failure | Ejected | Crashed | Undelivered
+Outcome = Progress | Worked | Failure | Ejected | Crashed | Undelivered
 Outcomes = SimpleQueue[Outcome]
 Report = Callable[[Outcome], None]
 
@@ -105,7 +115,7 @@ class Lane:
 
     __slots__ = (
         "busy", "bytes", "chunks", "epoch", "gathering", "lanes", "lock", "pace", "parked", "partition", "records",
-        "scope", "stop", "stored", "tried", "under_way", "work",
+        "scope", "stop", "stored", "tally", "tried", "under_way", "work",
     )  # fmt: skip
 
     def __init__(
@@ -141,6 +151,8 @@ class Lane:
         """What goes on before the next chunk. A lane with it is busy."""
         self.under_way: UnderWay | None = None
         """Letters that are not confirmed yet, once there was one; a lane with it need not be busy."""
+        self.tally = Tally()
+        """What the log is told of records that were passed over."""
         self.lock = threading.Lock()
         self.records = 0
         self.bytes = 0
@@ -172,6 +184,7 @@ class Lane:
             self.stop.append(reason)
             dropped = sum(len(chunk.messages) for chunk in self.chunks)
             self.chunks.clear()
+        self.tally.close()
         return dropped
 
 

@@ -25,7 +25,7 @@ from kconsume.runtime.budget import Deadline
 from kconsume.runtime.commits import GroupLedger, Ledger, Marks
 from kconsume.runtime.holding import Holding, State
 from kconsume.runtime.home import Home
-from kconsume.runtime.lanes import Chunk, Crashed, Ejected, Lane, Outcome, Outcomes, Progress, Undelivered
+from kconsume.runtime.lanes import Chunk, Crashed, Ejected, Lane, Outcome, Outcomes, Progress, Undelivered, Worked
 from kconsume.runtime.lending import Lending
 from kconsume.runtime.ownership import Deposed
 from kconsume.runtime.pressure import Advice, Window
@@ -254,6 +254,8 @@ class Loop:
             return  # of an assignment that has ended: dropped here, and only here
         if isinstance(outcome, Progress):
             self._advance(holding, outcome)
+        elif isinstance(outcome, Worked):
+            outcome.lane.worked_off(outcome.records)
         elif isinstance(outcome, Ejected):
             self._tenancy.eject(holding, outcome.error)
         elif isinstance(outcome, Undelivered):
@@ -276,7 +278,8 @@ class Loop:
             holding.stored = progress.upto
         elif progress.upto - (holding.stored or 0) > Window.MOST_RECORDS:
             self._commit_at = 0.0  # a crash repeats a window at most, also of a handler that is faster than the clock
-        lane.worked_off(count)
+        if not progress.held:
+            lane.worked_off(count)
         self._handled += progress.handled
         self._skipped += progress.skipped
 
@@ -285,6 +288,8 @@ class Loop:
     def _commit(self, now: float) -> None:
         self._commit_at = now + COMMIT_EVERY
         holdings = list(self._tenancy.holdings.values())
+        for lane in [h.lane for h in holdings if h.lane is not None]:
+            lane.tally.tell()
         if not self._ledger.busy and (marks := _unsaved(holdings)):
             self._ledger.send(marks)
         if self._mirror is not None and not self._mirror.busy:

@@ -79,19 +79,20 @@ class Owing:
         self._skipped += skipped
 
     def pay(self) -> Generator[Step, Outcome, None]:
-        """Say what was passed over, and hand the letters over. Told to stop before they could be, it reports nothing
-        of what waits for them."""
+        """Hand the letters over, and have the log tell what was passed over. Told to stop before they could be, nothing
+        was: neither is it told, nor is anything reported of what waits for them."""
         if self.drafts:
             messages, drafts = self._messages, self.drafts
             outcome = yield from self.written(PassOver(messages, (), drafts))
             progress = self._progress()
             self.drafts, self._messages = [], []
             if outcome.delivery is not None:
-                self._under_way.say(self._passed_over)
                 self._under_way.send(Parcel(messages, drafts), outcome.delivery, progress)
             elif outcome.done:  # they were waited for
                 self._under_way.tell(progress)
-        self._passed_over.say()
+            else:
+                self._passed_over = PassedOver()
+        self._lane.tally.add(self._passed_over)
         self._since = None
 
     @property

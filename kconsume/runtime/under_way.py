@@ -11,21 +11,16 @@ Bounded: a lane whose letters are `full` runs nothing more until some are confir
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
 
 from kconsume.failures.letters import Draft
-from kconsume.failures.passed_over import PassedOver
 from kconsume.records import Message
-from kconsume.runtime.lanes import Lane, Progress, Report, Undelivered
+from kconsume.runtime.lanes import Lane, Progress, Report, Undelivered, Worked
 from kconsume.runtime.pressure import Window
 
-_clock = time.monotonic
-_SAY_EVERY = 1.0
-"""Seconds between two lines of the log about letters that follow each other closely."""
 _ADDED = 1_000
 """Bytes of a letter beside its record, about."""
 
@@ -59,9 +54,6 @@ class UnderWay:
         self._lock = threading.Lock()
         self._queue: deque[Parcel | Progress] = deque()
         """It begins with a parcel that is not confirmed, or is empty."""
-        self._passed_over = PassedOver()
-        """What the log has not told of yet."""
-        self._said_at = -_SAY_EVERY
         self._letters = self._bytes = self._records = self._failures = 0
 
     @property
@@ -87,21 +79,6 @@ class UnderWay:
         with self._lock:
             return [each for each in self._queue if isinstance(each, Parcel) and each.error is not None]
 
-    def say(self, passed_over: PassedOver) -> None:
-        """Have the log tell of these: at once, or with those of the next second."""
-        now = _clock()
-        with self._lock:
-            self._passed_over.take(passed_over)
-            if now - self._said_at < _SAY_EVERY and self._queue:
-                return
-            self._said_at = now
-            due = self._unsaid()
-        due.say()
-
-    def _unsaid(self) -> PassedOver:
-        due, self._passed_over = self._passed_over, PassedOver()
-        return due
-
     def tell(self, progress: Progress) -> None:
         """Report it once everything that was handed over before is confirmed."""
         with self._lock:
@@ -126,9 +103,11 @@ class UnderWay:
         if not self._queue:
             self._report(progress)
             return
-        self._records += progress.handled + progress.skipped
+        records = progress.handled + progress.skipped
+        self._records += records
+        self._report(Worked(self._lane, records))
         # Without its records: they are many, and what is bounded here is letters.
-        self._queue.append(progress._replace(part=()) if progress.part else progress)
+        self._queue.append(progress._replace(part=(), held=True))
 
     def _ended(self, parcel: Parcel, delivery: Future[None]) -> None:
         """On the thread that serves deliveries: it must not wait, nor send."""
@@ -143,12 +122,8 @@ class UnderWay:
             else:
                 parcel.error = error
                 self._failures += 1
-            # Perhaps nothing follows that would say it.
-            due = self._unsaid() if self._passed_over and (error is not None or not self._queue) else None
         if error is not None:
             self._report(Undelivered(self._lane))
-        if due is not None:
-            due.say()
 
     def _report_ready(self) -> None:
         """With the lock, so that what another thread reports meanwhile comes behind."""

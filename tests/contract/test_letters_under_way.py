@@ -3,6 +3,8 @@ time is passed and comes once, and what is not comes again."""
 
 from __future__ import annotations
 
+import math
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -10,12 +12,14 @@ from concurrent.futures import Future
 import pytest
 
 from kconsume import App, DeadLetter
+from kconsume.failures.passed_over import Tally
 from kconsume.outlet import Outlet
 from kconsume.output import Outgoing
 from kconsume.runtime.budget import Deadline
 from kconsume.runtime.commits import GroupLedger, Marks
 from kconsume.runtime.lanes import Lane
 from kconsume.runtime.loop import Loop
+from kconsume.runtime.pressure import Window
 from kconsume.testing.embedded import KafkaControls
 from kconsume.testing.services import KafkaService
 from tests.contract.test_output import stored, texts
@@ -24,6 +28,7 @@ from tests.fix_arena import QUICK, Arena
 from tests.waiting import eventually
 
 FORMS = ["thread", "async"]
+MANY = Window.MOST_RECORDS * 5 // 4
 
 
 @pytest.fixture
@@ -178,3 +183,56 @@ def test_control_a_partition_that_is_handed_over_without_waiting_is_noticed(
         test_a_partition_that_is_taken_away_waits_for_its_letters_and_is_handed_over_behind_them(
             real, group, gate, handed_over, "thread"
         )
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_records_go_on_coming_while_a_letter_is_on_its_way(arena: Arena, group: str, gate: Gate, form: str) -> None:
+    """More of them than a partition has at once: those that are done do not take the room of others."""
+    source, dead, seen = arena.topic(1), arena.topic(1), list[str]()
+    arena.produce(source, ["bad", *["good"] * MANY], 0)
+    with member(arena, group, source, dead, seen, form).running():
+        eventually(lambda: len(seen) == 1 + MANY, what="all are run")
+        assert stored(arena, group, source) in (None, 0), "and none is passed"
+        gate.opens_when_waited_for = True
+    assert stored(arena, group, source) == 1 + MANY
+    assert texts(arena, dead) == ["bad"]
+
+
+# The log
+
+
+def told_of(caplog: pytest.LogCaptureFixture) -> int:
+    """How many records the log has told of."""
+    lines = [r.getMessage() for r in caplog.records if r.name == "kconsume.failures"]
+    more = [re.search(r" more=(\d+) ", line) for line in lines]
+    return sum(1 + (int(found[1]) if found else 0) for found in more)
+
+
+def fail_one_by_one(arena: Arena, source: str, dead: str, seen: list[str]) -> None:
+    """Within less than a second, if the machine is not busy: the log tells of the first at once."""
+    for number in range(1, 6):
+        arena.produce(source, ["bad"], 0)
+        eventually(lambda: len(seen) == number, what="it has failed")  # noqa: B023
+    eventually(lambda: len(texts(arena, dead)) == 5, what="and has its letter")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_log_tells_of_the_last_that_failed_though_nothing_follows(
+    arena: Arena, group: str, form: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, dead, seen = arena.topic(1), arena.topic(1), list[str]()
+    with member(arena, group, source, dead, seen, form).running():
+        fail_one_by_one(arena, source, dead, seen)
+        eventually(lambda: told_of(caplog) == 5, what="the log tells of all, while the app runs on")
+
+
+def test_control_without_a_turn_of_the_owner_only_the_end_of_the_lane_tells_of_them(
+    arena: Arena, group: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tally, "EVERY", math.inf)
+    source, dead, seen = arena.topic(1), arena.topic(1), list[str]()
+    with member(arena, group, source, dead, seen, "thread").running():
+        fail_one_by_one(arena, source, dead, seen)
+        eventually(lambda: stored(arena, group, source) == 5, what="a second has gone by: offsets are committed")
+        assert told_of(caplog) == 1
+    assert told_of(caplog) == 5

@@ -26,7 +26,7 @@ from kconsume.output import Outgoing
 from kconsume.runtime.async_lanes import CANCELLED
 from kconsume.runtime.budget import Pace
 from kconsume.runtime.course import Course
-from kconsume.runtime.lanes import Chunk, Failure, InlineLanes, Lane, Outcome, Parked, Progress, Undelivered
+from kconsume.runtime.lanes import Chunk, Failure, InlineLanes, Lane, Outcome, Parked, Progress, Undelivered, Worked
 from kconsume.runtime.mail import Mail
 from kconsume.runtime.under_way import UnderWay
 from kconsume.runtime.work import LoopWork, Plainly, PlainlyAsync, ThreadWork
@@ -130,6 +130,13 @@ class Bench:
         return [report.upto for report in self.reports if isinstance(report, Progress)]
 
     @property
+    def worked_off(self) -> int:
+        """How many records the loop takes for done, whether they are passed or not."""
+        passed = [report for report in self.reports if isinstance(report, Progress) and not report.held]
+        held = [report.records for report in self.reports if isinstance(report, Worked)]
+        return sum(held) + sum(report.handled + report.skipped for report in passed)
+
+    @property
     def counted(self) -> tuple[int, int]:
         done = [report for report in self.reports if isinstance(report, Progress)]
         return sum(report.handled for report in done), sum(report.skipped for report in done)
@@ -185,7 +192,7 @@ def test_a_letter_that_fails_after_later_ones_were_confirmed_holds_the_lane_unti
         bench.run(range(first, first + 3))
     bench.post.confirm(1)
     bench.post.fail(0)
-    assert bench.reports == [Undelivered(bench.lane)]
+    assert [each for each in bench.reports if not isinstance(each, Worked)] == [Undelivered(bench.lane)]
     bench.post.confirm(2)
     assert bench.progress == [], "what is behind the one that failed is not passed"
 
@@ -379,28 +386,52 @@ def test_those_that_fail_alike_share_a_line_that_counts_them(
     assert said(caplog) == [line]
 
 
+@pytest.mark.parametrize("on_error", ["skip", DeadLetter("dead")])
 def test_what_follows_closely_is_said_once_a_second_and_all_of_it_in_the_end(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    on_error: OnError, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr("kconsume.runtime.under_way._clock", lambda: now)
-    bench = Bench(range(0, 100, 10))
+    monkeypatch.setattr("kconsume.failures.passed_over._clock", lambda: now)
+    bench = Bench(range(0, 110, 10), on_error)
     for first in range(0, 50, 10):
         bench.run(range(first, first + 10))
-    assert records_said(caplog) == 1, "the first at once"
+    for parcel in range(len(bench.post.parcels)):
+        bench.post.confirm(parcel)
+    assert records_said(caplog) == 1, "the first at once; that they are confirmed is no reason for another line"
+    bench.lane.tally.tell()
+    assert records_said(caplog) == 1, "the owner comes by more often"
     now += 1.5
     bench.run(range(50, 60))
     assert records_said(caplog) == 6
-    assert said(caplog)[1] == (
-        "dead letter to=dead record=orders/0@10 more=4 last=orders/0@50 cause=LookupError: no such order: 10"
-    )
-    for first in range(60, 100, 10):
+    assert said(caplog)[1].endswith(" record=orders/0@10 more=4 last=orders/0@50 cause=LookupError: no such order: 10")
+    for first in range(60, 80, 10):
         bench.run(range(first, first + 10))
-    assert records_said(caplog) == 6
-    for number in range(10):
-        bench.post.confirm(number)
+    now += 1.5
+    bench.lane.tally.tell()
+    assert records_said(caplog) == 8, "the owner has it said, when nothing fails any more"
+    for first in range(80, 100, 10):
+        bench.run(range(first, first + 10))
+    bench.lane.brake("stop")
     assert records_said(caplog) == 10, "nothing is silent"
-    assert len(said(caplog)) == 3
+    bench.lane.stop.clear()
+    bench.run(range(100, 110))
+    assert records_said(caplog) == 11, "also what ends after its lane was told to stop"
+    assert len(said(caplog)) == 5
+
+
+def test_one_that_is_told_to_stop_before_its_letter_could_be_sent_is_not_said_to_have_one(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(post: Post, outgoing: Sequence[Outgoing]) -> Future[None]:
+        raise SendFailed(A_REFUSAL)
+
+    monkeypatch.setattr(Post, "deliver", refuse)
+    bench = Bench([1])
+    bench.during_rest = lambda: bench.lane.stop.append("shutdown")
+    bench.run(range(3))
+    assert bench.progress == [1], "it comes again, with those behind it"
+    assert [r.levelname for r in caplog.records] == ["ERROR"], "that it is held, and nothing else"
+    assert said(caplog) == []
 
 
 outcomes = st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=12)
@@ -436,6 +467,7 @@ def test_whatever_is_confirmed_or_fails_when_progress_never_passes_a_letter_that
     bench.during_rest = go_on
     for first in range(0, 40, 5):
         bench.run(range(first, first + 5))
+        assert bench.worked_off == first + 5, "they make room for others, though letters are under way"
         if ends:
             end(*ends.pop())
         check()
@@ -447,6 +479,7 @@ def test_whatever_is_confirmed_or_fails_when_progress_never_passes_a_letter_that
     while any(not future.done() for _, future in bench.post.parcels):
         end(0, confirmed=True)
     assert max(bench.progress) == 40
+    assert bench.worked_off == 40, "once"
     assert bench.counted == (40 - len(fails), len(fails))
     assert bench.handled == [n for n in range(40) if n not in fails]
     assert sorted(written) == sorted(fails)
