@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LOCAL = "local[2]"
 CLUSTER = "local-cluster[2,1,1200]"
 # These live for minutes at most, so what they would gain by compiling well they do not live to see.
-_QUICK = "-XX:-UsePerfData -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def spark_settings(folder: Path) -> dict[str, str]:
@@ -34,8 +34,8 @@ def spark_settings(folder: Path) -> dict[str, str]:
         "spark.driver.memory": "1g",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.extraJavaOptions": f"-Xss8m {_QUICK} -Dderby.system.home={folder}",
-        "spark.executor.extraJavaOptions": _QUICK,
+        "spark.driver.extraJavaOptions": f"-Xss8m -XX:-UsePerfData {QUICK} -Dderby.system.home={folder}",
+        "spark.executor.extraJavaOptions": f"-XX:-UsePerfData {QUICK}",
         "spark.executor.memory": "512m",
         "spark.jars": spark_jars(),
         "spark.local.dir": str(folder / "local"),

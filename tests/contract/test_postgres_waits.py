@@ -78,7 +78,7 @@ class TestAClaimThatMeetsALockedRow:
             assert claim(store).epoch == 1
             with pytest.raises(psycopg.OperationalError):
                 frozen.execute("select 1")
-        assert "kept a row locked" in caplog.text
+        eventually(lambda: "kept a row locked" in caplog.text, what="who ended it says so, a moment later")
 
     def test_control_without_a_lookout_it_gives_up_in_the_end(
         self, postgres_url: str, monkeypatch: pytest.MonkeyPatch

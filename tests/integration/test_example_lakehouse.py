@@ -14,9 +14,18 @@ from rich.console import Console
 from examples.lakehouse import books, traffic
 from examples.lakehouse.clicks import Click
 from kconsume.testing.services import KafkaService, PostgresService
+from tests.fix_spark import QUICK
 from tests.integration.test_example_orders import run
 
 CLICKS = 2_000
+
+
+@pytest.fixture(autouse=True)
+def quick_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for the sessions of other tests: what these gain by compiling well they do not live to see."""
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", QUICK)
+
+
 PNG = b"\x89PNG\r\n\x1a\n"
 
 Clicks = list[Click]

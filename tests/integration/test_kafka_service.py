@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient
 
 from kconsume.errors import ServiceUnavailable
 from kconsume.testing.services import KafkaService, LocalKafka, kafka_settings
+from kconsume.testing.services.class_archive import archive_of, make_archive
 from kconsume.testing.services.jars import kafka_jars
 from kconsume.testing.services.java import find_java
 from kconsume.testing.services.kafka_ready import is_ready
@@ -54,6 +55,13 @@ def test_an_orderly_stop_ends_a_frozen_broker_too_and_keeps_the_data(own_kafka: 
     own_kafka.freeze()
     own_kafka.restart()
     assert is_ready(own_kafka.bootstrap)
+
+
+def test_it_starts_from_the_archive_of_its_classes(own_kafka: LocalKafka) -> None:
+    archive = archive_of(find_java().executable, kafka_jars())
+    make_archive(archive, lambda written: LocalKafka(recorded=written))
+    own_kafka.restart()
+    assert str(archive) in Path(f"/proc/{own_kafka.pid}/maps").read_text(), "else a start costs twice as much"
 
 
 @pytest.mark.parametrize("frozen", [False, True], ids=["running", "frozen"])

@@ -12,7 +12,17 @@ from pathlib import Path
 import pytest
 
 from kconsume.errors import ServiceUnavailable
-from kconsume.testing.services import jars, java, kafka, kafka_docker, kafka_local, kafka_settings, local_process, ports
+from kconsume.testing.services import (
+    class_archive,
+    jars,
+    java,
+    kafka,
+    kafka_docker,
+    kafka_local,
+    kafka_settings,
+    local_process,
+    ports,
+)
 
 
 @contextmanager
@@ -118,6 +128,49 @@ def fake_java(tmp_path: Path) -> Callable[[str, str], Path]:
         return tmp_path / name
 
     return make
+
+
+class TestAnArchiveOfClasses:
+    @pytest.fixture
+    def archive(self, tmp_path: Path, fake_java: Callable[[str, str], Path]) -> Path:
+        (tmp_path / "jars" / "kafka").mkdir(parents=True)
+        return class_archive.archive_of(fake_java("java", "17.0.1") / "bin" / "java", tmp_path / "jars" / "kafka")
+
+    def test_it_is_made_once_and_read_when_it_is_there(self, archive: Path) -> None:
+        made: list[Path] = []
+
+        @contextmanager
+        def recorded(written: Path) -> Iterator[None]:
+            yield
+            written.write_text("classes")
+            made.append(written)
+
+        assert class_archive.reading(archive) == []
+        for _ in range(2):
+            class_archive.make_archive(archive, recorded)
+        assert len(made) == 1
+        assert archive.read_text() == "classes"
+        assert class_archive.reading(archive) == [f"-XX:SharedArchiveFile={archive}"]
+
+    def test_another_java_has_another_one(self, archive: Path, tmp_path: Path) -> None:
+        java = tmp_path / "java" / "bin" / "java"
+        java.write_text("#!/bin/sh\necho 'an upgrade'\n")
+        assert class_archive.archive_of(java, tmp_path / "jars" / "kafka") != archive
+
+    @pytest.mark.parametrize("starts", [False, True], ids=["no broker starts", "it writes nothing"])
+    def test_that_none_can_be_made_is_said_and_no_error(
+        self, archive: Path, starts: bool, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        @contextmanager
+        def recorded(written: Path) -> Iterator[None]:
+            if not starts:
+                raise ServiceUnavailable("Kafka ended while starting")
+            yield
+
+        class_archive.make_archive(archive, recorded)
+        assert "start without an archive" in caplog.text
+        assert class_archive.reading(archive) == []
+        assert [entry.name for entry in archive.parent.iterdir()] == ["kafka"], "nothing is left"
 
 
 class TestJars:

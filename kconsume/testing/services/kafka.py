@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from kconsume.errors import ServiceUnavailable
+from kconsume.testing.services.class_archive import archive_of, make_archive
 from kconsume.testing.services.jars import kafka_jars
 from kconsume.testing.services.java import find_java
 from kconsume.testing.services.kafka_docker import docker_kafka, engine_answers
@@ -51,10 +52,10 @@ def kafka_service(*, lasting: bool = True) -> Iterator[KafkaService]:
 
 
 def prepare_kafka() -> None:
-    """Fetch what a local broker needs, unless the tests will use another."""
+    """Fetch what a local broker needs, and have it start quickly, unless the tests will use another."""
     if not os.environ.get(ADDRESS) and not engine_answers():
-        find_java()
-        kafka_jars()
+        archive = archive_of(find_java().executable, kafka_jars())
+        make_archive(archive, lambda written: LocalKafka(recorded=written))
 
 
 def _ways(lasting: bool = True) -> dict[str, Way]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from kconsume.errors import ServiceUnavailable
 from kconsume.testing.services import kafka_settings
+from kconsume.testing.services.class_archive import archive_of, reading, writing
 from kconsume.testing.services.jars import kafka_jars
 from kconsume.testing.services.java import find_java
 from kconsume.testing.services.kafka_ready import wait_until_ready
@@ -31,6 +32,7 @@ class LocalKafka(LocalProcess):
     """`with LocalKafka() as kafka:` starts a broker at `kafka.bootstrap`; `overrides` are broker settings.
 
     `lasting`: it is to serve for minutes, or to be measured, so that its start may cost more.
+    `recorded`: where it leaves an archive of its classes when it is stopped (`class_archive.py`).
     """
 
     name = "Kafka"
@@ -42,9 +44,11 @@ class LocalKafka(LocalProcess):
         port: int | None = None,
         overrides: Mapping[str, str] | None = None,
         lasting: bool = False,
+        recorded: Path | None = None,
     ) -> None:
         super().__init__(folder=folder, port=port)
         self._lasting = lasting
+        self._recorded = recorded
         self._controller_port = free_port()
         self._overrides = dict(overrides or {})
 
@@ -61,12 +65,15 @@ class LocalKafka(LocalProcess):
         return self.folder / "broker.log"
 
     def _command(self) -> list[str]:
-        java = [str(find_java().executable), *_JVM]
-        kafka = [*_LOGGING, "-cp", f"{kafka_jars()}/*"]
+        program, jars = find_java().executable, kafka_jars()
+        java = [str(program), *_JVM]
+        kafka = [*_LOGGING, "-cp", f"{jars}/*"]
+        shared = reading(archive_of(program, jars))
         properties = self._write_settings()
         if not (self._data / "meta.properties").exists():
-            self._format([*java, *_QUICK, *kafka], properties)
-        return [*java, *(() if self._lasting else _QUICK), *kafka, "kafka.Kafka", str(properties)]
+            self._format([*java, *_QUICK, *shared, *kafka], properties)
+        archive = shared if self._recorded is None else writing(self._recorded)
+        return [*java, *(() if self._lasting else _QUICK), *archive, *kafka, "kafka.Kafka", str(properties)]
 
     def _await_answer(self) -> None:
         wait_until_ready(self.bootstrap, within=_START_SECONDS, still_there=self._check_running)
