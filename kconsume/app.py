@@ -261,7 +261,8 @@ class App(Decorators, Steering):
             furnishing = Furnishing(self._resources, self._given, home)
             outlet = self._outlet_to(set())
             relay_outlet = Outlet(relay_settings(self._address(), self.kafka), f"kconsume-relay-{self.group}")
-            letter_outlet = Outlet(letter_settings(self._address(), self.kafka), f"kconsume-letters-{self.group}")
+            letters = f"kconsume-letters-{self.group}"
+            letter_outlet = Outlet(letter_settings(self._address(), self.kafka), letters, awaited=False)
             shared = Shared(home, furnishing, outlet, letter_outlet, relay_outlet, self._most_bytes)
             supervisor = self._supervisor = Supervisor(plans, self.shutdown, shared, body or Body())
         try:

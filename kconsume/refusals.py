@@ -1,6 +1,6 @@
 """Why a record could not be sent, in words: the cause as the client gives it, and the fix.
 
-Values only; when something is refused is `outlet.py`'s to know.
+Values only; when something is refused is `line.py`'s to know.
 """
 
 from __future__ import annotations

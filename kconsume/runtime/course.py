@@ -203,9 +203,9 @@ class _Run:
     def _note_in_passing(self) -> int:
         """All that a slice has passed over, at its end: between its records, that would cost more."""
         course, scope, noted = self._course, self._lane.scope, self._in_passing
+        buries = course.policy.dead_letter is not None
         for message, raised in noted:
             error = course.binding.explain(message, raised)
-            buries = course.policy.verdict(error) is Verdict.BURY
             draft = Draft(message, cause_of(error), course.group, scope, self._attempt) if buries else None
             self._owing.note(self._end, message, error, draft)
         self._in_passing = []
@@ -419,10 +419,15 @@ class _Run:
         if not self._owing.drafts:
             self._tell(part, handled, skipped)
             return
-        if not self._owing.holds_back and (clean := index_of(part, self._owing.first)):
-            self._tell(part[:clean], clean, 0)  # those before the first that failed
+        # Those before the first that failed need not wait for its letter; unless they wait for an earlier one anyway.
+        if not self._owing.holds_back and not self._is_behind_letters and (clean := index_of(part, self._owing.first)):
+            self._tell(part[:clean], clean, 0)
             handled -= clean
         self._owing.hold_back(part[-1], handled, skipped)
+
+    @property
+    def _is_behind_letters(self) -> bool:
+        return self._lane.under_way is not None and not self._lane.under_way.empty
 
     def _tell(self, part: Sequence[Message], handled: int, skipped: int) -> None:
         lane, last, stores = self._lane, part[-1], self._course.stores

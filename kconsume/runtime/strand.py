@@ -22,7 +22,7 @@ from itertools import islice
 from typing import cast
 
 from kconsume.backends.outbox_table import Posted
-from kconsume.outlet import Delivery
+from kconsume.line import Delivery
 
 LOT = 1000
 """Rows of a partition that are sent at once, at most; fewer until it is known how large they are."""

@@ -57,6 +57,11 @@ class UnderWay:
         self._letters = self._bytes = self._records = self._failures = 0
 
     @property
+    def empty(self) -> bool:
+        """Whether all that was handed over is confirmed."""
+        return not self._queue
+
+    @property
     def moves(self) -> bool:
         """Whether something may be reported by itself, when a delivery ends."""
         with self._lock:
@@ -103,11 +108,11 @@ class UnderWay:
         if not self._queue:
             self._report(progress)
             return
-        records = progress.handled + progress.skipped
-        self._records += records
-        self._report(Worked(self._lane, records))
+        lane, first, upto, handled, skipped, epoch = progress[:6]
+        self._records += handled + skipped
+        self._report(Worked(lane, handled + skipped))
         # Without its records: they are many, and what is bounded here is letters.
-        self._queue.append(progress._replace(part=(), held=True))
+        self._queue.append(Progress(lane, first, upto, handled, skipped, epoch, progress.stored, held=True))
 
     def _ended(self, parcel: Parcel, delivery: Future[None]) -> None:
         """On the thread that serves deliveries: it must not wait, nor send."""

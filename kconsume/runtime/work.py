@@ -157,13 +157,13 @@ class Plainly:
         self._mail = mail
 
     def __call__(self, lane: Lane, step: Try | PassOver, /) -> Outcome:
+        if isinstance(step, PassOver) and self._mail is not None and step.drafts:
+            return Outcome(len(step.part), delivery=self._mail.hand_over(step.drafts))
         sent: list[Outgoing] = []
         outcome = Outcome(len(step.part))
         if isinstance(step, Try):
             halt = self._run(step.records, lane.stop, None, lane.scope, sent, step.attempt, *_passes(step))
             outcome = _outcome(step, halt, self._batched)
-        elif self._mail is not None and step.drafts:
-            return outcome._replace(delivery=self._mail.hand_over(step.drafts))
         if self._mail is not None and outcome.done and (sent or step.letters):
             self._mail.post(sent, step.letters)
         return outcome
@@ -176,13 +176,13 @@ class PlainlyAsync:
         self._mail = mail
 
     async def __call__(self, lane: Lane, step: Try | PassOver, /) -> Outcome:
+        if isinstance(step, PassOver) and self._mail is not None and step.drafts:
+            return Outcome(len(step.part), delivery=self._mail.hand_over(step.drafts))
         sent: list[Outgoing] = []
         outcome = Outcome(len(step.part))
         if isinstance(step, Try):
             halt = await self._run(step.records, lane.stop, None, lane.scope, sent, step.attempt, *_passes(step))
             outcome = _outcome(step, _unless_cancelled(lane, halt), self._batched)
-        elif self._mail is not None and step.drafts:
-            return outcome._replace(delivery=self._mail.hand_over(step.drafts))
         if self._mail is not None and outcome.done and (sent or step.letters):
             await self._mail.post_async(sent, step.letters)
         return outcome

@@ -25,7 +25,8 @@ from sqlalchemy.orm import Session
 from kconsume import App, Batching, DeadLetter, Outgoing, Partition, Record, Sender
 from kconsume.backends import FencedStore, Outbox, Position, PostgresStore, open_store
 from kconsume.errors import ConfigurationError, InvalidHandler, KconsumeError, SendFailed, StoreUnavailable
-from kconsume.outlet import Delivery, Outlet
+from kconsume.line import Delivery
+from kconsume.outlet import Outlet
 from kconsume.records import Headers
 from kconsume.runtime import relay, strand
 from kconsume.runtime.mail import Mail

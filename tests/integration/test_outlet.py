@@ -32,17 +32,25 @@ MOST = 900_000
 
 
 @contextmanager
-def outlet_to(bootstrap: str, kafka: Mapping[str, ClientValue] | None = None) -> Iterator[Outlet]:
-    outlet = Outlet(producer_settings(bootstrap, kafka or {}), "test")
+def outlet_to(
+    bootstrap: str, kafka: Mapping[str, ClientValue] | None = None, *, awaited: bool = True
+) -> Iterator[Outlet]:
+    outlet = Outlet(producer_settings(bootstrap, kafka or {}), "test", awaited=awaited)
     try:
         yield outlet
     finally:
         outlet.close(0)
 
 
+@pytest.fixture(params=[True, False], ids=["awaited", "unawaited"])
+def awaited(request: pytest.FixtureRequest) -> bool:
+    """Whether somebody waits for deliveries, as for what handlers send, or nobody, as for dead letters."""
+    return bool(request.param)
+
+
 @pytest.fixture
-def outlet(arena: Arena) -> Iterator[Outlet]:
-    with outlet_to(arena.bootstrap) as made:
+def outlet(arena: Arena, awaited: bool) -> Iterator[Outlet]:
+    with outlet_to(arena.bootstrap, awaited=awaited) as made:
         yield made
 
 
@@ -103,7 +111,7 @@ def test_what_was_confirmed_is_in_the_topic_as_it_was_given(arena: Arena, outlet
 
 
 def test_nothing_to_send_is_done_at_once_and_opens_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kconsume.outlet.Producer", lambda *_, **__: pytest.fail("a client was made"))
+    monkeypatch.setattr("kconsume.line.Producer", lambda *_, **__: pytest.fail("a client was made"))
     before = serving_threads()
     outlet = Outlet(producer_settings("127.0.0.1:1", {}), "test")
     assert outlet.deliver([]).done()
@@ -250,11 +258,13 @@ def test_a_queue_that_stays_full_is_an_error_and_not_a_hang() -> None:
             outlet.deliver([record("orders", b"x" * 2000)]).result(WITHIN)
 
 
-def test_a_fatal_error_fails_all_that_is_under_way_and_the_next_delivery_starts_anew(embedded: KafkaControls) -> None:
+def test_a_fatal_error_fails_all_that_is_under_way_and_the_next_delivery_starts_anew(
+    embedded: KafkaControls, awaited: bool
+) -> None:
     topic = unique("topic")
     embedded.create_topic(topic, 1)
     embedded.fail_next("InitProducerId", KafkaError.CLUSTER_AUTHORIZATION_FAILED)
-    with outlet_to(embedded.bootstrap) as outlet:
+    with outlet_to(embedded.bootstrap, awaited=awaited) as outlet:
         pending = [outlet.deliver([record(topic, "a")]) for _ in range(3)]
         for future in pending:
             with pytest.raises(SendFailed, match=r"the producer failed for good .*may write"):
@@ -375,6 +385,29 @@ def test_its_thread_sleeps_without_a_timer_while_nothing_is_under_way(arena: Are
 
     eventually(asleep, what="the thread waits to be told")
     outlet.deliver([record(topic, "b")]).result(WITHIN)
+
+
+def test_where_nobody_waits_the_reports_are_served_by_whoever_delivers_next(
+    embedded: KafkaControls, awaited: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a thread that is busy with Python, another that takes the interpreter's lock for every report costs both
+    more than the records do."""
+    monkeypatch.setattr("kconsume.line._LULL", WITHIN)
+    topic = unique("topic")
+    embedded.create_topic(topic, 1)
+    ended_by: list[threading.Thread] = []
+    with outlet_to(embedded.bootstrap, awaited=awaited) as outlet:
+
+        def one_ended() -> bool:
+            outlet.deliver([record(topic, "a")]).add_done_callback(
+                lambda _: ended_by.append(threading.current_thread())
+            )
+            return bool(ended_by)
+
+        eventually(one_ended, what="the end of one of them")
+        (served_by,) = set(ended_by)
+        assert (served_by in serving_threads()) == awaited
+        assert outlet.close(WITHIN) == 0, "whoever closes it does not wait for somebody to come by"
 
 
 # What the producer is told

@@ -31,7 +31,7 @@ RAISED_BESIDES = {
     "lazy.py": {"AttributeError"},  # what Python wants to hear
     "batches.py": {"ValueError"},  # a slice that Python's own sequences would take
     "environment.py": {"ValueError"},  # never leaves the file: it becomes a sentence with the variable's name
-    "outlet.py": {"KafkaException"},  # as above
+    "line.py": {"KafkaException"},  # as above
     "output.py": {"NotImplementedError"},  # what msgspec wants to hear
 }
 

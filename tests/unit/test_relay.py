@@ -12,7 +12,7 @@ import pytest
 
 from kconsume.backends.outbox_table import LEASE, NOBODYS, Posted
 from kconsume.errors import SendFailed, StoreUnavailable
-from kconsume.outlet import Delivery
+from kconsume.line import Delivery
 from kconsume.output import Outgoing
 from kconsume.records import Partition
 from kconsume.runtime import relay as implementation

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kconsume.backends.outbox_table import Posted
-from kconsume.outlet import Delivery
+from kconsume.line import Delivery
 from kconsume.output import Outgoing
 from kconsume.runtime.strand import Strand
 
