@@ -146,7 +146,7 @@ class Loop:
             self._fail(error)
         self._tenancy.leave(deadline)
         try:
-            self._source.close()
+            self._source.close(deadline.left)
         except BaseException as error:  # noqa: BLE001  (as above)
             self._fail(error)
         self._publish("stopped")

@@ -1,0 +1,112 @@
+"""A member that is closed while it joins is heard to leave: else its group would wait for its session to end.
+
+The broker is frozen at the one moment that matters, of which only the client's own log tells.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import pytest
+
+from kconsume import Partition
+from kconsume.runtime.budget import Deadline
+from kconsume.runtime.source import LEAVE_WITHIN, Place, Source
+from kconsume.settings import ClientValue, client_settings
+from kconsume.testing.services.kafka_local import LocalKafka
+from tests.fix_arena import PROTOCOLS, Arena
+from tests.waiting import eventually
+
+JOINING = ("-> wait-sync", "ConsumerGroupHeartbeat of member id")
+"""In the client's words: its last request leaves, and the broker has not answered."""
+
+
+class Log:
+    """What the client says, told while it is polled."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def log(self, _: int, text: str, *arguments: object) -> None:
+        self.text += text % arguments + "\n"
+
+
+class Nobody:
+    """Must not hear of anything: it was never a member."""
+
+    def assigned(self, partitions: list[Partition]) -> Mapping[Partition, Place]:
+        raise AssertionError(partitions)
+
+    def revoked(self, partitions: list[Partition]) -> None:
+        assert partitions == []
+
+    def lost(self, partitions: list[Partition]) -> None:
+        assert partitions == []
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[LocalKafka]:
+    with LocalKafka() as broker:
+        yield broker
+
+
+@pytest.fixture
+def arena(broker: LocalKafka) -> Arena:
+    return Arena("real", broker.bootstrap, None)
+
+
+def members(arena: Arena, group: str) -> int:
+    (described,) = arena.admin.describe_consumer_groups([group]).values()
+    return len(described.result(timeout=20).members)
+
+
+@contextmanager
+def thawed_soon(broker: LocalKafka) -> Iterator[None]:
+    """Frozen until a moment later than now, and for less time than a member waits."""
+    thaw = threading.Timer(LEAVE_WITHIN / 4, broker.thaw)
+    broker.freeze()
+    thaw.start()
+    yield
+    thaw.join()
+
+
+def joined_and_closed(
+    broker: LocalKafka,
+    arena: Arena,
+    group: str,
+    protocol: Mapping[str, ClientValue],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log, topic = Log(), arena.topic(1)
+    monkeypatch.setattr("kconsume.runtime.source.client_log", lambda: log)
+    kafka: dict[str, ClientValue] = {**protocol, "debug": "cgrp"}
+    source = Source(client_settings(arena.bootstrap, group, kafka), Nobody())
+    source.subscribe([topic])
+    deadline = Deadline(30.0)
+    while not any(sign in log.text for sign in JOINING):
+        assert not deadline.passed, log.text
+        source.fetch(0.001)
+    with thawed_soon(broker):
+        source.close()
+
+
+def test_a_member_that_is_closed_while_it_joins_is_no_member_afterwards(
+    broker: LocalKafka,
+    arena: Arena,
+    group: str,
+    protocol: Mapping[str, ClientValue],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    joined_and_closed(broker, arena, group, protocol, monkeypatch)
+    assert members(arena, group) == 0
+
+
+@pytest.mark.parametrize("name", ["cooperative", "consumer"])
+def test_control_one_that_does_not_wait_for_the_end_of_it_stays_behind(
+    broker: LocalKafka, arena: Arena, group: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Source, "_poll_until", lambda *_: None)
+    joined_and_closed(broker, arena, group, PROTOCOLS[name], monkeypatch)
+    eventually(lambda: members(arena, group) == 1, what="the broker takes it for a member")
