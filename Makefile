@@ -4,6 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 # Tests wait for brokers more than they compute, so more of them run at once than there are cores.
 WORKERS ?= 4
+# A test that hangs where no signal is heard, inside a library, is beyond pytest-timeout. Later than any of those, its
+# worker says where it stands and is ended: the test has failed, and the others go on.
+STUCK := -o faulthandler_timeout=800 -o faulthandler_exit_on_timeout=true
 BIN := $(VENV)/bin
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -33,7 +36,7 @@ lakehouse: $(VENV)/.examples ## an example: clicks into parquet and PostgreSQL b
 
 test: $(VENV)/.test ## run every test, on a real Kafka
 	@$(BIN)/python -m kconsume.testing.services
-	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(STUCK)
 
 chaos: $(VENV)/.test ## the faults at length: kills, zombies, cut connections, restarts; seeds and hits are printed
 	@$(BIN)/python -m kconsume.testing.services
