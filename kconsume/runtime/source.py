@@ -31,6 +31,7 @@ The story of a rebalance
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
@@ -125,7 +126,10 @@ class Tenant(Protocol):
 
 
 class Source:
-    """A consumer of one group."""
+    """A consumer of one group. Must be closed: when one that was not is collected, the client may wait for ever for an
+    answer to a rebalance that nobody hears of any more, on whatever thread that happens."""
+
+    _open = False
 
     def __init__(self, settings: Mapping[str, ClientValue], tenant: Tenant, *, batch: int = 1000) -> None:
         self.protocol = protocol_of(settings)
@@ -165,6 +169,11 @@ class Source:
                 f"the Kafka client refused its configuration: {error.args[0].str()}; "
                 f"check the property's name and value in kafka={{...}}"
             ) from None
+        self._open = True
+
+    def __del__(self) -> None:
+        if self._open and self._subscribed:
+            warnings.warn(f"unclosed consumer of {self._topics}", ResourceWarning, source=self, stacklevel=1)
 
     # Reading
 
@@ -322,6 +331,7 @@ class Source:
         if self._subscribed and not self._static:  # a static member must not be heard: it will be back
             self._leave(Deadline(min(patience, LEAVE_WITHIN)))
         self._consumer.close()
+        self._open = False
         self._arrivals.raise_fault()
 
     def _leave(self, deadline: Deadline) -> None:

@@ -4,6 +4,7 @@ still has to say about where they waited."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 
 import pytest
 from confluent_kafka import OFFSET_BEGINNING
@@ -66,18 +67,18 @@ def offsets_after_a_late_place(arena: Arena, group: str, protocol: str, *, begin
         start(places)
 
     source._start = start_slowly  # type: ignore[method-assign]
-    source.subscribe([topic])
-    deadline = Deadline(30.0)
-    while not tenant.partitions:
-        assert not deadline.passed
-        source.fetch(0.05)
-    source.place({Partition(topic, 0): Place(CLAIMED)})
-    came: list[int] = []
-    settled = Deadline(0.5 + 6 * slow / 1000)
-    while not settled.passed or came[-1:] != [RECORDS - 1]:
-        assert not deadline.passed
-        came += [message.offset() for _, run in source.fetch(0.05) for message in run]
-    source.close()
+    with closing(source):
+        source.subscribe([topic])
+        deadline = Deadline(30.0)
+        while not tenant.partitions:
+            assert not deadline.passed
+            source.fetch(0.05)
+        source.place({Partition(topic, 0): Place(CLAIMED)})
+        came: list[int] = []
+        settled = Deadline(0.5 + 6 * slow / 1000)
+        while not settled.passed or came[-1:] != [RECORDS - 1]:
+            assert not deadline.passed
+            came += [message.offset() for _, run in source.fetch(0.05) for message in run]
     return came
 
 

@@ -6,8 +6,8 @@ The broker is frozen at the one moment that matters, of which only the client's 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 
 import pytest
 
@@ -63,12 +63,15 @@ def members(arena: Arena, group: str) -> int:
 
 
 @contextmanager
-def thawed_soon(broker: LocalKafka) -> Iterator[None]:
-    """Frozen until a moment later than now, and for less time than a member waits."""
+def thawed_soon(broker: LocalKafka) -> Iterator[Callable[[], None]]:
+    """What freezes it, for less time than a member waits; at the end it is thawed."""
     thaw = threading.Timer(LEAVE_WITHIN / 4, broker.thaw)
-    broker.freeze()
-    thaw.start()
-    yield
+
+    def freeze() -> None:
+        broker.freeze()
+        thaw.start()
+
+    yield freeze
     thaw.join()
 
 
@@ -83,13 +86,13 @@ def joined_and_closed(
     monkeypatch.setattr("kconsume.runtime.source.client_log", lambda: log)
     kafka: dict[str, ClientValue] = {**protocol, "debug": "cgrp"}
     source = Source(client_settings(arena.bootstrap, group, kafka), Nobody())
-    source.subscribe([topic])
-    deadline = Deadline(30.0)
-    while not any(sign in log.text for sign in JOINING):
-        assert not deadline.passed, log.text
-        source.fetch(0.001)
-    with thawed_soon(broker):
-        source.close()
+    with thawed_soon(broker) as freeze, closing(source):
+        source.subscribe([topic])
+        deadline = Deadline(30.0)
+        while not any(sign in log.text for sign in JOINING):
+            assert not deadline.passed, log.text
+            source.fetch(0.001)
+        freeze()
 
 
 def test_a_member_that_is_closed_while_it_joins_is_no_member_afterwards(
@@ -110,3 +113,13 @@ def test_control_one_that_does_not_wait_for_the_end_of_it_stays_behind(
     monkeypatch.setattr(Source, "_poll_until", lambda *_: None)
     joined_and_closed(broker, arena, group, PROTOCOLS[name], monkeypatch)
     eventually(lambda: members(arena, group) == 1, what="the broker takes it for a member")
+
+
+def test_one_that_is_never_closed_says_so_when_it_is_collected(group: str) -> None:
+    """The client may hang then, and nobody would know where it came from."""
+    source = Source(client_settings("127.0.0.1:1", group, {"log_level": 0}), Nobody())
+    source.subscribe(["orders"])
+    with pytest.warns(ResourceWarning, match=r"unclosed consumer of \['orders'\]"):
+        source.__del__()
+    source.close()
+    source.__del__()  # or it would be a warning, which is an error here

@@ -7,6 +7,7 @@ place in its code; here it is sent back by hand.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 
 import pytest
 from confluent_kafka import TopicPartition
@@ -62,13 +63,12 @@ def came_after(arena: Arena, group: str, protocol: Mapping[str, ClientValue]) ->
         topic = arena.topic(1)
         arena.produce(topic, ["x"] * RECORDS, 0)
         source = Source(client_settings(arena.bootstrap, group, arena.quick(protocol)), AtTheBeginning())
-        source.subscribe([topic])
-        assert offsets_of(source, RECORDS) == [*range(RECORDS)]
-        back(source, topic)
-        arena.produce(topic, ["x"] * RECORDS, 0)
-        came = offsets_of(source, 2 * RECORDS)
-        source.close()
-        return came
+        with closing(source):
+            source.subscribe([topic])
+            assert offsets_of(source, RECORDS) == [*range(RECORDS)]
+            back(source, topic)
+            arena.produce(topic, ["x"] * RECORDS, 0)
+            return offsets_of(source, 2 * RECORDS)
 
     return came_after
 
