@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import cast
@@ -16,6 +17,7 @@ from kconsume.errors import KconsumeError
 from kconsume.runtime.home import Home
 from kconsume.runtime.lanes import Chunk, Crashed, Lane, Outcomes, Parked
 
+_clock = time.monotonic
 CANCELLED = "cancelled"
 """Why a lane stops whose task was cancelled by us. A task may be cancelled by others, too."""
 
@@ -109,14 +111,17 @@ class AsyncLanes:
             self._give_up(lane)
 
     async def _run(self, lane: Lane) -> None:
+        """A turn of the lane. By the clock: one that seems slow, for its first call took long, is given little at once,
+        and would be left behind by the others."""
+        ends = _clock() + TURN
         parked, lane.parked = lane.parked, None
-        with lane.lock:
-            chunk = _next(lane) if parked is None else None
         try:
             if parked is not None:
                 lane.parked = await cast("Awaitable[Parked | None]", parked.resume())
-            elif chunk is not None:
+            while lane.parked is None and (chunk := _next(lane)) is not None:
                 lane.parked = await cast("Awaitable[Parked | None]", lane.work(lane, chunk, self._report))
+                if _clock() >= ends:
+                    break
         except asyncio.CancelledError:
             if CANCELLED not in lane.stop:
                 self._crashed(lane, _not_ours(self._name, lane))
@@ -130,15 +135,16 @@ class AsyncLanes:
 
 def _next(lane: Lane) -> Chunk | None:
     """The lane's next chunk. Of one that would take longer than a turn, so much as fits; the rest stays the next."""
-    if not lane.chunks:
-        return None
-    chunk = lane.chunks.popleft()
-    each, count = lane.pace.seconds_each, len(chunk.messages)
-    fitting = 1 if each is None else max(1, int(TURN / max(each, 1e-9)))
-    if fitting >= count or lane.gathering is not None:  # a batch is one call
-        return chunk
-    lane.chunks.appendleft(Chunk(chunk.messages[fitting:], chunk.first, chunk.last))
-    return Chunk(chunk.messages[:fitting], chunk.first, chunk.last)
+    with lane.lock:
+        if not lane.chunks:
+            return None
+        chunk = lane.chunks.popleft()
+        each, count = lane.pace.seconds_each, len(chunk.messages)
+        fitting = 1 if each is None else max(1, int(TURN / max(each, 1e-9)))
+        if fitting >= count or lane.gathering is not None:  # a batch is one call
+            return chunk
+        lane.chunks.appendleft(Chunk(chunk.messages[fitting:], chunk.first, chunk.last))
+        return Chunk(chunk.messages[:fitting], chunk.first, chunk.last)
 
 
 def _not_ours(name: str, lane: Lane) -> KconsumeError:

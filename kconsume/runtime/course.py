@@ -203,9 +203,9 @@ class _Run:
     def _note_in_passing(self) -> int:
         """All that a slice has passed over, at its end: between its records, that would cost more."""
         course, scope, noted = self._course, self._lane.scope, self._in_passing
-        buries = course.policy.dead_letter is not None
         for message, raised in noted:
             error = course.binding.explain(message, raised)
+            buries = course.policy.verdict(error) is Verdict.BURY
             draft = Draft(message, cause_of(error), course.group, scope, self._attempt) if buries else None
             self._owing.note(self._end, message, error, draft)
         self._in_passing = []

@@ -35,6 +35,9 @@ class Bench:
         self.hold: dict[int, threading.Event] = {}
         """Partitions whose work waits for this."""
         self.stubborn = False
+        self.now = 0.0
+        self.takes = 0.0
+        """What a record adds to it, in seconds."""
         self.act: Callable[[], None] = lambda: None
 
     def lane(self, number: int, *, seconds_each: float | None = None, batches: bool = False) -> Lane:
@@ -56,6 +59,7 @@ class Bench:
                 if not self.stubborn:
                     raise
         await asyncio.sleep(0)
+        self.now += self.takes * len(chunk.messages)
         self.done.extend((number, message.offset()) for message in chunk.messages)
         report(Progress(lane, chunk.first, chunk.messages[-1].offset() + 1, len(chunk.messages)))
 
@@ -100,9 +104,13 @@ def test_without_records_no_loop_is_started() -> None:
 
 
 class TestTurns:
-    def test_a_lane_that_is_slow_does_not_keep_the_others_waiting_for_its_whole_chunk(self) -> None:
+    def test_a_lane_that_is_slow_does_not_keep_the_others_waiting_for_its_whole_chunk(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """A fetch may have a thousand records: at a second each, the others would wait for a quarter of an hour."""
         bench = Bench(most=1)
+        bench.takes = async_lanes.TURN / 10
+        monkeypatch.setattr(async_lanes, "_clock", lambda: bench.now)
         bench.hold[0] = threading.Event()
         lanes = [bench.lane(number, seconds_each=async_lanes.TURN / 10) for number in range(3)]
         for lane in lanes:
@@ -115,6 +123,20 @@ class TestTurns:
             assert [o for n, o in bench.done if n == number] == list(range(100)), "in order, each once"
         reported = [p for p in bench.said() if isinstance(p, Progress)]
         assert {p.first for p in reported} == {0}, "the parts of a chunk are still the chunk that was delivered"
+        bench.close()
+
+    def test_a_lane_that_only_seems_slow_is_not_left_behind(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its first record took long: then it is given one at a time, and as many as the others in a turn."""
+        bench = Bench(most=1)
+        bench.takes = async_lanes.TURN / 8  # so that eight of them are a turn to the last bit
+        monkeypatch.setattr(async_lanes, "_clock", lambda: bench.now)
+        bench.hold[0] = threading.Event()
+        lanes = [bench.lane(0, seconds_each=1.0), bench.lane(1, seconds_each=bench.takes)]
+        for lane in lanes:
+            bench.submit(lane, range(32))
+        bench.hold[0].set()
+        eventually(lambda: not any(lane.busy for lane in lanes), what="all done")
+        assert [number for number, _ in bench.done] == ([0] * 8 + [1] * 8) * 4
         bench.close()
 
     def test_one_that_is_not_known_yet_begins_with_one_record(self) -> None:
