@@ -260,8 +260,8 @@ class App(Decorators, Steering):
             home = home or OwnLoop(f"kconsume-loop-{self.group}")
             furnishing = Furnishing(self._resources, self._given, home)
             outlet = self._outlet_to(set())
-            relay_outlet = Outlet(relay_settings(self._address(), self.kafka), f"kconsume-relay-{self.group}")
-            letters = f"kconsume-letters-{self.group}"
+            relay, letters = f"kconsume-relay-{self.group}", f"kconsume-letters-{self.group}"
+            relay_outlet = Outlet(relay_settings(self._address(), self.kafka), relay, awaited=False)
             letter_outlet = Outlet(letter_settings(self._address(), self.kafka), letters, awaited=False)
             shared = Shared(home, furnishing, outlet, letter_outlet, relay_outlet, self._most_bytes)
             supervisor = self._supervisor = Supervisor(plans, self.shutdown, shared, body or Body())

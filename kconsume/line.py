@@ -78,8 +78,11 @@ class Shipment:
     def left(self) -> int:
         return self._expected - self._reported
 
-    def report(self, index: int, error: KafkaError | None, message: Message) -> bool:
-        """A record was confirmed, or not; whether it was the last. Runs inside the client: must not raise."""
+    def report(
+        self, finished: Callable[[Shipment], None], index: int, error: KafkaError | None, message: Message
+    ) -> None:
+        """A record was confirmed, or not; was it the last, `finished` is told. Runs inside the client, on the thread
+        that serves it: must not raise."""
         if error is None:
             if self.confirmed is not None:
                 self.confirmed[index] = True
@@ -87,7 +90,8 @@ class Shipment:
             self.refusal = Refusal(error, *_partition_of(message))
         self._last = message
         self._reported += 1
-        return self._reported >= self._expected
+        if self._reported >= self._expected:
+            finished(self)
 
     def cut(self, records: int) -> None:
         """Only so many were handed over."""
@@ -141,11 +145,11 @@ class Line:
                 return False
             self._pending.add(shipment)
             self._work.notify()
-        report, handed = partial(self._report, shipment, 0), 0
+        report, handed = partial(shipment.report, self._note, 0), 0
         try:
             for each in outgoing:
                 if shipment.confirmed is not None:  # else one object does for all
-                    report = partial(self._report, shipment, handed)
+                    report = partial(shipment.report, self._note, handed)
                 self._hand_over(producer, each, partition, report)
                 handed += 1
         except KafkaException as error:
@@ -191,12 +195,6 @@ class Line:
                 self._over.wait(_MOMENT)
         raise KafkaException(KafkaError(KafkaError._PURGE_QUEUE))
 
-    # Inside the client, on the serving thread: must not raise
-
-    def _report(self, shipment: Shipment, index: int, error: KafkaError | None, message: Message) -> None:
-        if shipment.report(index, error, message):
-            self._finished.append(shipment)
-
     # Serving what was reported
 
     def _serve(self) -> None:
@@ -241,6 +239,10 @@ class Line:
         finally:
             finished, self._finished = self._finished, []
             self._end(finished)
+
+    def _note(self, shipment: Shipment) -> None:
+        """Inside the client: must not raise."""
+        self._finished.append(shipment)
 
     def _awaited(self) -> Producer | None:
         """The producer, once there is something to wait for; None at the end."""

@@ -169,12 +169,13 @@ class Strand:
         """What is under way was answered; why not all of it is confirmed."""
         assert self.sending is not None
         delivery, lot = self.sending.result(), self.lot
-        self.confirmed += [row.number for row, done in zip(lot, delivery.confirmed, strict=True) if done]
         self.sending, self.lot = None, ()
         if delivery.why is None:
+            self.confirmed += [row.number for row in lot]
             self.tries, self._said = 0, None
             self.width = min(2 * self.width, LOT)
         else:
+            self.confirmed += [row.number for row, done in zip(lot, delivery.confirmed, strict=True) if done]
             self.unread = not self.leaving
             self.width = max(1, len(lot) // 2)
         return delivery.why
