@@ -75,12 +75,13 @@ def returned(result: object, to: str, most: int) -> list[Outgoing]:
     A None in a list is nothing as well; a tombstone is `Outgoing(None, key=...)`, and one record that holds a JSON
     array is `Outgoing([...])`.
     """
-    results = result if isinstance(result, list) else [result]
-    return [
-        encoded(each, to, most) if isinstance(each, Outgoing) else _ready(each, None, (), to, None, most)
-        for each in results
-        if each is not None
-    ]
+    if not isinstance(result, list):
+        return [] if result is None else [_one(result, to, most)]
+    return [_one(each, to, most) for each in result if each is not None]
+
+
+def _one(result: object, to: str, most: int) -> Outgoing:
+    return encoded(result, to, most) if isinstance(result, Outgoing) else _ready(result, None, (), to, None, most)
 
 
 def encoded(outgoing: Outgoing, to: str | None, most: int) -> Outgoing:
@@ -128,9 +129,9 @@ def stamp(sent: list[Outgoing], since: int, scope: str, message: Message) -> Non
     In the values themselves: `encoded` has made them, and nobody else has seen them."""
     if since < len(sent):
         place = f"{scope}:{message.partition()}:{message.offset()}#"
-        for index, each in enumerate(sent[since:]):
-            origin = (ORIGIN, f"{place}{index}".encode(errors="backslashreplace"))
-            force_setattr(each, "headers", (*each.headers, origin))
+        for index in range(since, len(sent)):
+            each, origin = sent[index], (ORIGIN, f"{place}{index - since}".encode("utf-8", "backslashreplace"))
+            force_setattr(each, "headers", (*each.headers, origin) if each.headers else (origin,))
 
 
 def encode(value: object) -> bytes | None:
