@@ -27,11 +27,14 @@ _BYTES = (bytearray, memoryview)
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
-class Outgoing(msgspec.Struct, frozen=True):
+class Outgoing(msgspec.Struct, frozen=True, gc=False):
     """A record to send. `topic=None` means the handler's `to=`.
 
     `value` is bytes, str, None (a tombstone), or anything that msgspec or pydantic encodes as JSON.
     """
+
+    # `gc=False`: thousands are under way at a time, and the collector would go through them again and again. A value
+    # that refers back to its record would never be freed; but nothing encodes one.
 
     value: object
     key: bytes | str | None = None
@@ -81,7 +84,15 @@ def returned(result: object, to: str, most: int) -> list[Outgoing]:
 
 
 def _one(result: object, to: str, most: int) -> Outgoing:
-    return encoded(result, to, most) if isinstance(result, Outgoing) else _ready(result, None, (), to, None, most)
+    if isinstance(result, Outgoing):
+        return encoded(result, to, most)
+    try:
+        value = encode(result)
+    except SendFailed as error:
+        raise _unsendable(to, error) from error.__cause__
+    if value is not None and len(value) > most:
+        check_size(to, value, None, (), most)
+    return Outgoing(value, None, (), to)
 
 
 def encoded(outgoing: Outgoing, to: str | None, most: int) -> Outgoing:
@@ -102,9 +113,13 @@ def _ready(value: object, key: object, headers: object, topic: str, timestamp: d
         if timestamp is not None:
             _check_timestamp(timestamp)
     except SendFailed as error:
-        raise SendFailed(f"a record to topic {topic!r} cannot be sent: {error}") from error.__cause__
+        raise _unsendable(topic, error) from error.__cause__
     check_size(topic, value, key, pairs, most)
     return Outgoing(value, key, pairs, topic, timestamp)
+
+
+def _unsendable(topic: str, error: SendFailed) -> SendFailed:
+    return SendFailed(f"a record to topic {topic!r} cannot be sent: {error}")
 
 
 def check_size(topic: str | None, value: bytes | None, key: bytes | None, headers: Headers, most: int) -> None:
@@ -123,15 +138,18 @@ ORIGIN = "kconsume-origin"
 """The header that says what a record came from; who gets it twice knows it by that."""
 
 
-def stamp(sent: list[Outgoing], since: int, scope: str, message: Message) -> None:
+def place_of(scope: str, message: Message) -> bytes:
+    """What the origins of all that comes of this message's partition begin with."""
+    return f"{scope}:{message.partition()}:".encode("utf-8", "backslashreplace")
+
+
+def stamp(sent: list[Outgoing], since: int, place: bytes, offset: int) -> None:
     """Say of what was sent since then which record it came from, and its place among those: `Record.id` and `#0`.
 
     In the values themselves: `encoded` has made them, and nobody else has seen them."""
-    if since < len(sent):
-        place = f"{scope}:{message.partition()}:{message.offset()}#"
-        for index in range(since, len(sent)):
-            each, origin = sent[index], (ORIGIN, f"{place}{index - since}".encode("utf-8", "backslashreplace"))
-            force_setattr(each, "headers", (*each.headers, origin) if each.headers else (origin,))
+    for index in range(since, len(sent)):
+        each, origin = sent[index], (ORIGIN, b"%b%d#%d" % (place, offset, index - since))
+        force_setattr(each, "headers", (*each.headers, origin) if each.headers else (origin,))
 
 
 def encode(value: object) -> bytes | None:

@@ -16,7 +16,7 @@ from kconsume import logs
 from kconsume.batches import Batch
 from kconsume.decoding import Decoding
 from kconsume.errors import InvalidHandler
-from kconsume.output import Outgoing, Sender, returned, stamp
+from kconsume.output import Outgoing, Sender, place_of, returned, stamp
 from kconsume.records import Message, record_of
 from kconsume.signature import Form, Returns, Signature
 from kconsume.spark.sink import frame_of
@@ -164,6 +164,7 @@ def compile_runner(
         "null": _raise_null,
         "record_of": record_of,
         "returned": returned,
+        "place_of": place_of,
         "stamp": stamp,
         "unexpected": _unexpected(signature.name),
         "function": function,
@@ -203,7 +204,8 @@ def _parts(binding: Binding, wrapped: bool, by_record: bool, stamped: bool) -> t
     }
     if stamped:
         indent, first = (_IN_BATCH, "messages[0]") if binding.batched else (_IN_LOOP, "message")
-        parts["call"] += f"{indent}stamp(sent, mark, scope, {first})"
+        parts["prepare"] += "place = place_of(scope, messages[0])\n    "
+        parts["call"] += f"{indent}stamp(sent, mark, place, {first}.offset())"
     if binding.batched:
         return _BATCH, {**parts, "payload": _batch_payload(signature)}
     of_message = by_record or stamped or any("message" in argument for argument in arguments)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -27,8 +27,9 @@ _headers = msgspec.json.Decoder(list[tuple[str, bytes]])
 _as_json = msgspec.json.Encoder().encode
 
 
-class Posted(NamedTuple):
-    """A row of the outbox."""
+class Posted(msgspec.Struct, frozen=True, gc=False):
+    """A row of the outbox. Nothing in it refers to it, so the collector need not know of it: it would go through the
+    thousands that are under way again and again."""
 
     number: int
     outgoing: Outgoing
