@@ -121,6 +121,8 @@ def farewell(report: Report) -> None:
     )
     for partition in report.abandoned:
         _tell([f"  abandoned {partition}: its handler had not ended at the deadline; the record is handled again"])
+    if report.unsent:
+        _tell([f"  left {report.unsent} records in the outbox: whoever has their partitions next sends them"])
     for group in report.hung:
         _tell([f"  left group {group} without closing: the client did not come back in time"])
     if report.failure is not None:

@@ -53,6 +53,8 @@ class Engine:
 
     def __init__(self, plan: ConsumerPlan, equipment: Equipment, ended: Callable[[], None]) -> None:
         self.plan = plan
+        self.unsent = 0
+        """Rows that stayed in the outbox when it left its partitions in the end."""
         self._home = equipment.home
         self._ownership = Ownership(f"kconsume-{plan.group}", ended)
         self._errands = Errands(f"kconsume-errands-{plan.group}")
@@ -119,7 +121,7 @@ class Engine:
     def close(self, deadline: Deadline) -> None:
         """Let go of the store, after the owner thread has ended."""
         if self._relay is not None:
-            self._relay.close(deadline)
+            self.unsent += self._relay.close(deadline)
         self._audience.close(deadline.left)
         self._errands.send(self.plan.store.close)
         self._errands.close(deadline.left)
@@ -225,9 +227,12 @@ class Engine:
 
     def _see_off(self, leaving: list[Holding], budget: Deadline) -> int:
         finished = self.loop.see_off(leaving, budget)
+        kept = 0
         if self._relay is not None:
-            self._relay.finish([holding.partition for holding in leaving], budget.part(0.5))
-        if self.loop.snapshot.state in ("starting", "running"):
+            kept = self._relay.finish([holding.partition for holding in leaving], budget.part(0.5))
+        if self.loop.snapshot.state not in ("starting", "running"):
+            self.unsent += kept
+        else:
             # Under KIP-848 the partitions of a topic that was deleted are taken away, and nothing is said.
             self.loop.watch(self._check_topics({}))
         return finished

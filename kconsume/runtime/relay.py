@@ -86,16 +86,22 @@ class Relay:
             self._strands.setdefault(partition, Strand(epoch)).open(epoch)
             self._news.notify_all()
 
-    def finish(self, partitions: Iterable[Partition], budget: Deadline) -> None:
-        """They go to others: send what is left, as long as that goes well and the budget lasts."""
+    def finish(self, partitions: Iterable[Partition], budget: Deadline) -> int:
+        """They go to others: send what is left, as long as that goes well and the budget lasts. Answers with how many
+        rows stay in the outbox: whoever has the partitions next sends them."""
         with self._guard:
             leaving = {p: strand for p in partitions if (strand := self._strands.get(p)) is not None}
             while not budget.passed and not all(strand.clear for strand in leaving.values()):
                 if not self._goes_on(leaving.values(), min(_PATIENCE, budget.left)):
                     break
+            kept = {p: strand.pending for p, strand in leaving.items() if strand.pending}
             for strand in leaving.values():
                 strand.leave()
             self._forget_those_that_left()
+        if kept:
+            where = f"partitions={len(kept)}" if len(kept) > 1 else f"partition={next(iter(kept))}"
+            _log.warning("outbox keeps rows=%d %s: whoever has it next sends them", sum(kept.values()), where)
+        return sum(kept.values())
 
     def _forget_those_that_left(self) -> None:
         for partition in [p for p, s in self._strands.items() if s.leaving and not s.is_under_way]:
@@ -106,18 +112,20 @@ class Relay:
         before = sum(strand.progress for strand in strands)
         return self._news.wait_for(lambda: sum(strand.progress for strand in strands) != before, seconds)
 
-    def close(self, deadline: Deadline) -> None:
+    def close(self, deadline: Deadline) -> int:
+        """Answers with how many rows stay in the outbox, of the partitions that it still had."""
         if self._thread.ident is None:
-            return
+            return 0
         with self._guard:
             self._closing = True
             partitions, strays = [p for p in self._strands if p != NOBODYS], self._strands[NOBODYS]
-        self.finish(partitions, deadline.part(0.5))
+        kept = self.finish(partitions, deadline.part(0.5))
         with self._guard:
             self._news.wait_for(lambda: not strays.is_under_way, min(_PATIENCE, deadline.part(0.5).left))
             self._over = True
             self._news.notify_all()
         self._thread.join(min(_PATIENCE, deadline.left))
+        return kept
 
     # The relay's own thread
 

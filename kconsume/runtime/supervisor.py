@@ -50,6 +50,8 @@ class Report:
     """The second signal, if one cut the drain short."""
     resources_hang: bool = False
     """Whether resources were still not closed at the deadline."""
+    unsent: int = 0
+    """Records that are still in the outbox, at most so many: whoever has their partitions next sends them."""
 
     @property
     def exit_code(self) -> int:
@@ -265,4 +267,5 @@ class Supervisor:
             failure=self.failure,
             signal=self._hard_signal,
             resources_hang=self._shared.furnishing.hangs,
+            unsent=sum(engine.unsent for engine in self.engines),
         )

@@ -582,7 +582,7 @@ def test_who_leaves_sends_what_is_left_first(stage: Stage) -> None:
     stage.broker.refused = set()
     stage.open(FIRST, SECOND)
     stage.write([str(n) for n in range(3 * LOT)])
-    stage.relay.finish([FIRST, SECOND], Deadline(10.0))
+    assert stage.relay.finish([FIRST, SECOND], Deadline(10.0)) == 0
     assert stage.is_empty()
     assert len(stage.broker.sent) == 3 * LOT
     assert list(stage.relay._strands) == [NOBODYS]
@@ -593,9 +593,22 @@ def test_a_broker_that_never_answers_holds_nobody_longer_than_the_budget(stage: 
     stage.write(["1"])
     stage.broker.next()
     budget = Deadline(0.2)
-    stage.relay.finish([FIRST], budget)
+    assert stage.relay.finish([FIRST], budget) == 1, "it stays"
     assert budget.passed, "it waited for it"
     assert stage.store.left() == ["1"], "the next owner sends it"
+
+
+def test_what_stays_in_the_outbox_is_said(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    stage.open(FIRST, SECOND)
+    stage.settled()
+    stage.settled(SECOND)
+    stage.write(["1", "2"])
+    stage.write(["3"], SECOND)
+    assert stage.relay.finish([FIRST], Deadline(0.01)) == 2
+    assert caplog.messages == [f"outbox keeps rows=2 partition={FIRST}: whoever has it next sends them"]
+    assert stage.relay.finish([FIRST], Deadline(0.01)) == 0, "it is counted once"
+    assert stage.relay.close(Deadline(0.01)) == 1, "of those that it still had"
+    assert len(caplog.messages) == 2
 
 
 def test_where_nothing_goes_on_the_budget_is_not_used_up(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
