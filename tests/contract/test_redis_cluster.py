@@ -14,7 +14,7 @@ from redis.crc import key_slot
 from kconsume.backends import Position, RedisStore
 from kconsume.backends import redis_script as scripts
 from kconsume.errors import ConfigurationError, StoreUnavailable, TransactionMisused, Undecided
-from kconsume.testing.services.ports import free_port, is_free
+from kconsume.testing.services.ports import free_port, reserve
 from kconsume.testing.services.redis import LocalRedis
 from tests.contract.redis_shop import GROUP, ORDERS, claim, fails
 from tests.waiting import eventually
@@ -224,7 +224,7 @@ def id_of(client: redis.Redis) -> str:
 def node() -> LocalRedis:
     """Of a cluster. Its nodes talk on a second port, 10,000 above the first, which must be free as well,
     and is taken from below those that the kernel gives to outgoing connections."""
-    port = next(port for port in iter(free_port, None) if port < 22_700 and is_free(port + 10_000))
+    port = next(port for port in iter(free_port, None) if port < 22_700 and reserve(port + 10_000))
     return LocalRedis(port=port, overrides={"cluster-enabled": "yes"})
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -296,3 +298,27 @@ class TestLocalKafka:
 
     def test_a_free_port_is_below_those_of_outgoing_connections(self) -> None:
         assert 20_000 <= ports.free_port() < 32_000
+
+    def test_a_port_is_given_once(self) -> None:
+        """Also while nobody listens there: who was given it may be about to, or be down for a moment."""
+        with another_process() as other:
+            assert ports.is_free(other), "nobody listens there"
+            assert not ports.reserve(other)
+        ours = ports.free_port()
+        assert ports.is_free(ours)
+        assert not ports.reserve(ours)
+
+    def test_a_port_is_free_again_when_its_process_has_ended(self) -> None:
+        with another_process() as other:
+            pass
+        assert ports.reserve(other)
+
+
+@contextmanager
+def another_process() -> Iterator[int]:
+    """The port that it was given, while it lives."""
+    text = "from kconsume.testing.services.ports import free_port; print(free_port(), flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+        process.communicate(b"\n")
