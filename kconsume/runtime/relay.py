@@ -100,7 +100,7 @@ class Relay:
             self._forget_those_that_left()
         if kept:
             where = f"partitions={len(kept)}" if len(kept) > 1 else f"partition={next(iter(kept))}"
-            _log.warning("outbox keeps rows=%d %s: whoever has it next sends them", sum(kept.values()), where)
+            _log.warning("outbox keeps rows=%d %s: the next owner sends them", sum(kept.values()), where)
         return sum(kept.values())
 
     def _forget_those_that_left(self) -> None:
