@@ -84,6 +84,8 @@ def returned(result: object, to: str, most: int) -> list[Outgoing]:
 
 
 def _one(result: object, to: str, most: int) -> Outgoing:
+    """Most results are plain values, to a topic that was looked at when the handler was decorated: only the value is in
+    question."""
     if isinstance(result, Outgoing):
         return encoded(result, to, most)
     try:

@@ -230,11 +230,11 @@ class Engine:
         kept = 0
         if self._relay is not None:
             kept = self._relay.finish([holding.partition for holding in leaving], budget.part(0.5))
-        if self.loop.snapshot.state not in ("starting", "running"):
-            self.unsent += kept
-        else:
+        if self.loop.snapshot.state in ("starting", "running"):
             # Under KIP-848 the partitions of a topic that was deleted are taken away, and nothing is said.
             self.loop.watch(self._check_topics({}))
+        else:
+            self.unsent += kept
         return finished
 
     def _check_topics(self, known: Mapping[str, str]) -> Future[None]:

@@ -99,8 +99,8 @@ class Relay:
                 strand.leave()
             self._forget_those_that_left()
         if kept:
-            where = f"partitions={len(kept)}" if len(kept) > 1 else f"partition={next(iter(kept))}"
-            _log.warning("outbox keeps rows=%d %s: the next owner sends them", sum(kept.values()), where)
+            rows, where = sum(kept.values()), _places([*kept])
+            _log.warning("outbox keeps %s rows=%d: the next owner sends them", where, rows)
         return sum(kept.values())
 
     def _forget_those_that_left(self) -> None:
@@ -253,8 +253,7 @@ class Relay:
         seconds = max((strand.rest() for strand in resting.values()), default=0.0)
         news = [p for p, s in resting.items() if (p != NOBODYS or s.pending) and s.is_news(why)]
         if news:
-            where = f"partitions={len(news)}" if len(news) > 1 else _place_of(news[0])
-            rows = sum(resting[p].pending for p in news)
+            rows, where = sum(resting[p].pending for p in news), _places(news)
             _log.warning("outbox waits %s rows=%d again_in=%.1fs cause=%s", where, rows, seconds, why)
 
     def _look_after(self, strands: Mapping[Partition, Strand], now: float) -> None:
@@ -276,5 +275,8 @@ def _next_beat(now: float) -> float:
     return (now // _BEAT + 1) * _BEAT
 
 
-def _place_of(partition: Partition) -> str:
-    return "nobody's" if partition == NOBODYS else f"partition={partition}"
+def _places(partitions: Sequence[Partition]) -> str:
+    """As the log has them: how many, or which."""
+    if len(partitions) > 1:
+        return f"partitions={len(partitions)}"
+    return "nobody's" if partitions[0] == NOBODYS else f"partition={partitions[0]}"

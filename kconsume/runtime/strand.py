@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -103,7 +103,7 @@ class Strand:
             return
         new = [row for row in posted if row.number > self._reached]  # the others were read before this was told
         self._tail.extend(new)
-        self._tail_bytes += _bytes_of(new)
+        self._tail_bytes += sum(map(_bytes_of, new))
         if self._tail_bytes > _TAIL_BYTES:
             self._drop_tail()
 
@@ -126,7 +126,7 @@ class Strand:
     def take_tail(self) -> None:
         """Of what is in memory, the next lot."""
         lot = [self._tail.popleft() for _ in range(min(self.width, len(self._tail)))]
-        self._tail_bytes = self._tail_bytes - _bytes_of(lot) if self._tail else 0
+        self._tail_bytes = self._tail_bytes - sum(map(_bytes_of, lot)) if self._tail else 0
         self._take(lot)
 
     def take(self, rows: Sequence[Posted], known: int) -> None:
@@ -135,7 +135,7 @@ class Strand:
         has_more = len(rows) == self.width or len(lot) < len(rows)
         joins = bool(lot and self._tail) and self._tail[0].number <= lot[-1].number
         while self._tail and lot and self._tail[0].number <= lot[-1].number:
-            self._tail_bytes -= _bytes_of([self._tail.popleft()])
+            self._tail_bytes -= _bytes_of(self._tail.popleft())
         if not has_more:
             # All that was committed before the read is in it. What was written since stands behind it; or it was
             # committed before, and told after: then one look more finds nothing.
@@ -202,12 +202,12 @@ def _light_enough(rows: Sequence[Posted]) -> Sequence[Posted]:
     """As many of the first as are to be sent at once: one at least."""
     size = 0
     for index, row in enumerate(rows):
-        size += _bytes_of([row])
+        size += _bytes_of(row)
         if index and size > LOT_BYTES:
             return rows[:index]
     return rows
 
 
-def _bytes_of(rows: Iterable[Posted]) -> int:
-    values: Iterable[Any] = [row.outgoing.value for row in rows]  # bytes or None, as all of it was `encoded`
-    return sum([len(value) for value in values if value is not None])
+def _bytes_of(row: Posted) -> int:
+    value: Any = row.outgoing.value  # bytes or None, as all of it was `encoded`
+    return 0 if value is None else len(value)

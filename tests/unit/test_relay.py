@@ -605,7 +605,7 @@ def test_what_stays_in_the_outbox_is_said(stage: Stage, caplog: pytest.LogCaptur
     stage.write(["1", "2"])
     stage.write(["3"], SECOND)
     assert stage.relay.finish([FIRST], Deadline(0.01)) == 2
-    assert caplog.messages == [f"outbox keeps rows=2 partition={FIRST}: the next owner sends them"]
+    assert caplog.messages == [f"outbox keeps partition={FIRST} rows=2: the next owner sends them"]
     assert stage.relay.finish([FIRST], Deadline(0.01)) == 0, "it is counted once"
     assert stage.relay.close(Deadline(0.01)) == 1, "of those that it still had"
     assert len(caplog.messages) == 2

@@ -38,7 +38,7 @@ def reserve(port: int) -> bool:
         return False  # a process is not kept out by its own locks
     try:
         fcntl.lockf(_register(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
-    except OSError:
+    except BlockingIOError:  # any other error is of the file, and says so
         return False
     _ours.add(port)
     return is_free(port)
