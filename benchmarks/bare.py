@@ -21,7 +21,7 @@ Decode = Callable[..., object]
 
 def same_settings(bootstrap: str, group: str) -> dict[str, ClientValue]:
     """Exactly what `App.catch_up` gives the client, but for where to start: kconsume asks the store."""
-    return {**client_settings(bootstrap, group, {}, report_ends=True), "auto.offset.reset": "earliest"}
+    return {**client_settings(bootstrap, group, {}), "auto.offset.reset": "earliest"}
 
 
 def own_defaults(bootstrap: str, group: str) -> dict[str, ClientValue]:

@@ -111,7 +111,7 @@ class App(Decorators, Steering):
                 "with `with app.running():`"
             )
         console.set_up_logging()
-        supervisor = self._start(report_ends=False)
+        supervisor = self._start()
         with supervisor.signals(), seldom_collected():
             console.banner(self)
             report = self._finish(supervisor)
@@ -132,7 +132,7 @@ class App(Decorators, Steering):
 
     def catch_up(self, idle: float = 1.0) -> Report:
         """Consume until every partition is read to its end and nothing came for `idle` seconds."""
-        supervisor = self._start(report_ends=True)
+        supervisor = self._start()
         supervisor.stop_when_idle(idle)
         try:
             with seldom_collected():
@@ -155,7 +155,7 @@ class App(Decorators, Steering):
         """A sentence for each `KCONSUME_*` variable that nobody reads."""
         return self._environment.unknown([r.name for r in self.registrations])
 
-    def plans(self, *, report_ends: bool = False) -> list[ConsumerPlan]:
+    def plans(self) -> list[ConsumerPlan]:
         """What would run: one consumer for each group and store. Opens no connection, but starts an embedded broker."""
         if not self.registrations:
             raise ConfigurationError("the app has no handler: decorate a function with @app.consume('topic')")
@@ -164,10 +164,10 @@ class App(Decorators, Steering):
         consumers: dict[tuple[str, object, object], list[Registration]] = {}
         for registration in self.registrations:
             consumers.setdefault(registration.consumer_key, []).append(registration)
-        return [self._plan(handlers, brokers, cluster, report_ends) for handlers in consumers.values()]
+        return [self._plan(handlers, brokers, cluster) for handlers in consumers.values()]
 
     def _plan(
-        self, registrations: list[Registration], brokers: str, cluster: Cluster, report_ends: bool
+        self, registrations: list[Registration], brokers: str, cluster: Cluster
     ) -> ConsumerPlan:
         one = registrations[0]
         settings = client_settings(
@@ -176,7 +176,6 @@ class App(Decorators, Steering):
             self.kafka,
             instance=self.instance if one.partitions is None else None,
             embedded=self._embedded,
-            report_ends=report_ends,
         )
         return ConsumerPlan(
             group=one.group,
@@ -218,7 +217,7 @@ class App(Decorators, Steering):
     @contextmanager
     def _running_here(self) -> Iterator[App]:
         body = Body()
-        supervisor = self._start(report_ends=False, body=body)
+        supervisor = self._start(body=body)
         try:
             with body:
                 yield self
@@ -233,7 +232,7 @@ class App(Decorators, Steering):
     async def _running_on_loop(self) -> AsyncIterator[App]:
         body, home = AsyncBody(), CallersLoop(asyncio.get_running_loop())
         supervisor, cancelled = await in_thread(
-            lambda: self._start(report_ends=False, body=body, home=home), hurry=lambda: self._stop_for(body)
+            lambda: self._start(body=body, home=home), hurry=lambda: self._stop_for(body)
         )
         try:
             if cancelled is not None:
@@ -249,14 +248,14 @@ class App(Decorators, Steering):
             raise cancelled
         _raise(report)
 
-    def _start(self, *, report_ends: bool, body: Interruptible | None = None, home: Home | None = None) -> Supervisor:
+    def _start(self, *, body: Interruptible | None = None, home: Home | None = None) -> Supervisor:
         with self._starting:
             if self._supervisor is not None:
                 raise ConfigurationError("this app is running already: stop it first, or make a second App")
             logs.install()
             for sentence in self.unknown_variables():
                 _log.warning("%s", sentence)
-            plans = self.plans(report_ends=report_ends)
+            plans = self.plans()
             home = home or OwnLoop(f"kconsume-loop-{self.group}")
             furnishing = Furnishing(self._resources, self._given, home)
             outlet = self._outlet_to(set())

@@ -81,7 +81,6 @@ def client_settings(
     *,
     instance: str | None = None,
     embedded: bool = False,
-    report_ends: bool = False,
 ) -> dict[str, ClientValue]:
     """All properties of the consumer. Ours first, the person's over them, then what the promises need."""
     settings: dict[str, ClientValue] = {default.name: default.value for default in DEFAULTS}
@@ -98,7 +97,7 @@ def client_settings(
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
             "auto.offset.reset": "error",
-            "enable.partition.eof": report_ends,
+            "enable.partition.eof": True,
         }
     )
     return settings

@@ -35,6 +35,7 @@ from kconsume.runtime.fitting import BATCH, work_for
 from kconsume.runtime.furnishing import Furnishing
 from kconsume.runtime.home import CallersLoop, Home, OwnLoop
 from kconsume.runtime.lanes import (
+    Ended,
     Chunk,
     Failure,
     InlineLanes,
@@ -214,7 +215,7 @@ class _Attempt:
         failed = False
         error = next(iter(self.policy.heard), None)
         for outcome in self._reported:
-            if isinstance(outcome, Progress | Worked | Undelivered):
+            if isinstance(outcome, Progress | Worked | Ended | Undelivered):
                 continue  # nothing is on its way in here: what is sent is kept at once
             if not isinstance(outcome, Failure) or not isinstance(outcome.error, _FAILURES):
                 raise outcome.error

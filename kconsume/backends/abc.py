@@ -28,7 +28,8 @@ from kconsume.records import Partition
 class Position:
     """Where a group stands in a partition: the row that a store keeps for it.
 
-    `topic_id` is None where it is unknown; an unknown id never overwrites a known one.
+    `topic_id` is None where it is unknown; an unknown id never overwrites a known one. `previous` is for `save` alone:
+    the offset that the row must have.
     """
 
     next_offset: int
@@ -38,6 +39,7 @@ class Position:
     leader_epoch: int | None = None
     metadata: str = ""
     updated_at: datetime | None = None
+    previous: int | None = None
 
 
 Positions: TypeAlias = Mapping[Partition, Position]
@@ -64,7 +66,12 @@ class OffsetStore(Protocol):
         ...
 
     def save(self, group: str, positions: Positions) -> None:
-        """Move offsets forward, all or none. On a fenced store each position carries its epoch."""
+        """Move offsets forward, all or none.
+
+        On a fenced store each position carries its epoch and, in `previous`, the offset last seen: a row that is under
+        another epoch, or neither at `previous` nor at the new offset already (a save whose answer was lost), is
+        `Fenced`. A database that failed over to an earlier state keeps the epoch; only this compare protects its tail.
+        """
         ...
 
     def reset(self, group: str, offsets: Mapping[Partition, int]) -> None:

@@ -95,7 +95,9 @@ class MemoryStore:
 
     def _check(self, group: str, partition: Partition, position: Position) -> None:
         row = self._rows.get((group, partition))
-        if row is None or row.epoch != position.epoch or row.next_offset > position.next_offset:
+        at = None if row is None else row.next_offset
+        seen = position.previous is None or at in (position.previous, position.next_offset)
+        if row is None or row.epoch != position.epoch or row.next_offset > position.next_offset or not seen:
             raise Fenced(
                 f"{partition} of group {group!r} is not ours any more: we hold epoch {position.epoch} up to "
                 f"offset {position.next_offset}, the store has {row}"

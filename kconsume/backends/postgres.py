@@ -129,6 +129,7 @@ class PostgresStore:
                 "epochs": [p.epoch for p in positions.values()],
                 "topic_ids": [p.topic_id for p in positions.values()],
                 "leader_epochs": [p.leader_epoch for p in positions.values()],
+                "previous": [p.previous for p in positions.values()],
             }
             saved = {Partition(*row) for row in connection.execute(self._sql.save, values)}
             for partition, position in positions.items():

@@ -142,9 +142,10 @@ class Statements:
         return f"""update {self._offsets} o set next_offset = w.next_offset, leader_epoch = w.leader_epoch,
                 topic_id = coalesce(w.topic_id, o.topic_id), updated_at = now()
             from unnest(%(topics)s::text[], %(partitions)s::int[], %(offsets)s::bigint[], %(epochs)s::bigint[],
-                %(topic_ids)s::text[], %(leader_epochs)s::int[])
-                w(topic, partition, next_offset, epoch, topic_id, leader_epoch)
+                %(topic_ids)s::text[], %(leader_epochs)s::int[], %(previous)s::bigint[])
+                w(topic, partition, next_offset, epoch, topic_id, leader_epoch, previous)
             where {_IS_WANTED} and o.epoch = w.epoch and o.next_offset <= w.next_offset
+              and o.next_offset in (coalesce(w.previous, o.next_offset), w.next_offset)
             returning o.topic, o.partition"""
 
     @property

@@ -90,7 +90,8 @@ class RedisStore:
             return
         wanted = list(positions)
         rows = [
-            (str(p.epoch), str(p.next_offset), p.topic_id or "", _number(p.leader_epoch)) for p in positions.values()
+            (str(p.epoch), str(p.next_offset), p.topic_id or "", _number(p.leader_epoch), _number(p.previous))
+            for p in positions.values()
         ]
         answer = self._run(scripts.SAVE, self._keys(group, wanted), _now(), *(each for row in rows for each in row))
         self._must_be_done(answer, group, positions)

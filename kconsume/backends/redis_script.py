@@ -151,15 +151,17 @@ return {'done', rows}
 """
 )
 
-# KEYS: rows. ARGV: now; a row: epoch, next, topic_id, leader_epoch.
+# KEYS: rows. ARGV: now; a row: epoch, next, topic_id, leader_epoch, previous or nothing.
 SAVE = Script(
     _ROW
     + _BELOW
     + """
 for i, key in ipairs(KEYS) do
-  local at = 2 + (i - 1) * 4
+  local at = 2 + (i - 1) * 5
   local held = redis.call('HMGET', key, 'epoch', 'next', 'failed_offset')
-  if held[1] ~= ARGV[at] or below(ARGV[at + 1], held[2]) then
+  local previous = ARGV[at + 4]
+  local seen = previous == '' or held[2] == previous or held[2] == ARGV[at + 1]
+  if held[1] ~= ARGV[at] or below(ARGV[at + 1], held[2]) or not seen then
     return {'fenced', {i}, {row_of(key)}}
   end
   if held[3] then
@@ -167,7 +169,7 @@ for i, key in ipairs(KEYS) do
   end
 end
 for i, key in ipairs(KEYS) do
-  local at = 2 + (i - 1) * 4
+  local at = 2 + (i - 1) * 5
   redis.call('HSET', key, 'next', ARGV[at + 1], 'updated_at', ARGV[1])
   if ARGV[at + 2] ~= '' then redis.call('HSET', key, 'topic_id', ARGV[at + 2]) end
   if ARGV[at + 3] ~= '' then

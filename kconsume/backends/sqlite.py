@@ -46,7 +46,8 @@ _PIN = """insert into kconsume_offsets
 _CLAIM = f"update kconsume_offsets set epoch = epoch + 1, owner = ?, updated_at = ? where {_KEY}"
 _RECLAIM = f"{_CLAIM} and epoch = ?"
 _SAVE = f"""update kconsume_offsets set next_offset = ?, leader_epoch = ?, updated_at = ?,
-            topic_id = coalesce(?, topic_id) where {_KEY} and epoch = ? and next_offset <= ?"""
+            topic_id = coalesce(?, topic_id)
+            where {_KEY} and epoch = ? and next_offset <= ? and next_offset in (coalesce(?, next_offset), ?)"""
 _MARK = f"update kconsume_offsets set updated_at = ? where {_KEY} and epoch = ?"
 _NOTE = f"update kconsume_offsets set metadata = ? where {_KEY} and epoch = ?"
 _ADVANCE = f"""update kconsume_offsets set next_offset = ?, leader_epoch = ?
@@ -406,7 +407,8 @@ def _delete(connection: sqlite3.Connection, rows: str, key: Sequence[str | int])
 def _save(connection: sqlite3.Connection, group: str, partition: Partition, position: Position) -> None:
     offset = position.next_offset
     values = (offset, position.leader_epoch, _now(), position.topic_id)
-    moved = connection.execute(_SAVE, (*values, group, *partition, position.epoch, offset)).rowcount
+    expected = (position.epoch, offset, position.previous, offset)
+    moved = connection.execute(_SAVE, (*values, group, *partition, *expected)).rowcount
     if moved != 1:
         row = connection.execute(_READ, (group, *partition)).fetchone()
         raise _fenced(group, partition, position.epoch, row, offset)

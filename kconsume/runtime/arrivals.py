@@ -50,6 +50,8 @@ class Arrivals:
         """`instance`: the name of a static member."""
         self.ends: set[Partition] = set()
         """Partitions whose end was reached, and of which nothing came since."""
+        self.end_offsets: dict[Partition, int] = {}
+        """Where they end: behind the last record, and behind what follows it (a transaction marker, say)."""
         self.trouble: list[KafkaError] = []
         """What the client said that is neither a record nor a fault, for the loop to report."""
         self.fault: BaseException | None = None
@@ -127,6 +129,7 @@ class Arrivals:
         code, partition = error.code(), _partition_of(message)
         if code == KafkaError._PARTITION_EOF:
             self._reached.add(partition)
+            self.end_offsets[partition] = message.offset() or 0
         elif code == KafkaError._AUTO_OFFSET_RESET and partition in self.unproven and message.offset() == 0:
             self.astray.add(partition)
         elif code == KafkaError._AUTO_OFFSET_RESET:

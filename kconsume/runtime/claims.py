@@ -94,7 +94,8 @@ class Claims:
             )
 
     def claim(self, partitions: Sequence[Partition]) -> dict[Partition, Position]:
-        """From here on the partitions are ours in the store; answers where each stands."""
+        """From here on the partitions are ours in the store; answers where each stands. One that another has claimed
+        in the same moment is left out."""
         ids = self._cluster.topic_ids(p.topic for p in partitions)
         added = self._added(partitions)
 
@@ -111,9 +112,22 @@ class Claims:
             positions.update(start(missing) if missing else {})
         known = {p: self._same_topic(p, position, ids[p.topic]) for p, position in positions.items()}
         learnt = {p: position for p, position in known.items() if position.topic_id != positions[p].topic_id}
-        if learnt and isinstance(self._store, FencedStore):
-            self._store.save(self._group, learnt)
+        if isinstance(self._store, FencedStore):
+            for partition, position in learnt.items():
+                try:
+                    self._store.save(self._group, {partition: position})
+                except Fenced:
+                    del known[partition]  # claimed by another since; the others are ours all the same
         return known
+
+    def rows(self, partitions: Sequence[Partition]) -> dict[Partition, Position]:
+        """What the store has, claimed by whomever."""
+        return self._store.load(self._group, partitions)
+
+    def take_over(self, epochs: Mapping[Partition, int]) -> dict[Partition, Position]:
+        """Claim partitions that are still under these epochs, whoever has them; `Fenced` if one is not."""
+        assert isinstance(self._store, FencedStore)
+        return self._store.reclaim(self._group, epochs, self._owner)
 
     def reclaim(self, epochs: Mapping[Partition, int]) -> dict[Partition, Position]:
         """After an outcome that we do not know: still ours, under a new epoch, or `Fenced`."""

@@ -22,15 +22,25 @@ from kconsume.runtime.source import CommitResult, Mark, Source
 
 _log = logging.getLogger("kconsume.commits")
 
-Marks = Mapping[Partition, tuple[Holding, int]]
+class Entry(NamedTuple):
+    """An offset to keep, and the token of who asked for it: by it a late answer is recognised."""
+
+    holding: Holding
+    offset: int
+    token: object
+
+
+Marks = Mapping[Partition, Entry]
 
 
 class Receipt(NamedTuple):
     """The answer to a set of marks: which are kept now, and which were refused because we were fenced."""
 
     kept: Marks
-    fenced: dict[Holding, BaseException]
+    fenced: Mapping[Partition, tuple[Entry, BaseException]]
     error: str | None = None
+    generation: int | None = None
+    """Of the Kafka group, if it was the same when the marks were sent and when they were answered."""
 
 
 class Ledger(Protocol):
@@ -57,7 +67,8 @@ class GroupLedger:
         self._source = source
         self._advisory = advisory
         self._place = place
-        self._sent: list[Marks] = []
+        self._sent: list[tuple[Marks, int]] = []
+        """Each with the generation under which it was sent."""
         self._refused: str | None = None
         """What the last answer said, if it was a refusal: reported once, and not each second."""
 
@@ -66,18 +77,18 @@ class GroupLedger:
         return bool(self._sent)
 
     def send(self, marks: Marks) -> None:
-        self._sent.append(marks)
+        self._sent.append((marks, self._source.generation()))
         self._source.commit(
-            {p: Mark(offset, h.leader_epoch, note_of(h.topic_id, self._place)) for p, (h, offset) in marks.items()}
+            {p: Mark(offset, h.leader_epoch, note_of(h.topic_id, self._place)) for p, (h, offset, _) in marks.items()}
         )
 
     def collect(self) -> Receipt | None:
         if not self._source.commit_results:
             return None
         result = self._source.commit_results.pop(0)
-        marks, refused, self._refused = self._answered(result), self._refused, result.error
+        (marks, generation), refused, self._refused = self._answered(result), self._refused, result.error
         if result.error is None:
-            return Receipt(marks, {})
+            return Receipt(marks, {}, None, generation if generation == result.generation else None)
         if result.refusal is not None and not self._advisory:
             raise result.refusal
         if result.error != refused:
@@ -88,12 +99,12 @@ class GroupLedger:
         # It goes out before the client's next join, on the same connection.
         self.send(marks)
 
-    def _answered(self, result: CommitResult) -> Marks:
+    def _answered(self, result: CommitResult) -> tuple[Marks, int]:
         """What was sent. Not always the oldest: what the client sends again, to a coordinator that has moved, is
         answered after later ones, and what it refuses to send before earlier ones."""
-        marks = next(m for m in self._sent if {p: offset for p, (_, offset) in m.items()} == result.offsets)
-        self._sent.remove(marks)
-        return marks
+        sent = next(s for s in self._sent if {p: entry.offset for p, entry in s[0].items()} == result.offsets)
+        self._sent.remove(sent)
+        return sent
 
 
 class StoreLedger:
@@ -104,19 +115,26 @@ class StoreLedger:
         self._group = group
         self._errands = errands
         self._sent: Marks = {}
-        self._answer: Future[dict[Holding, BaseException]] | None = None
+        self._unknown: Marks = {}
+        """Those whose answer was lost. They are sent again as they were: the row is at the old offset, or at theirs."""
+        self._answer: Future[dict[Partition, BaseException]] | None = None
 
     @property
     def busy(self) -> bool:
         return self._answer is not None
 
     def send(self, marks: Marks) -> None:
+        marks = {p: self._as_before(p, entry) for p, entry in marks.items()}
         positions = {
-            p: Position(offset, holding.epoch, holding.topic_id, leader_epoch=holding.leader_epoch)
-            for p, (holding, offset) in marks.items()
+            p: Position(offset, h.epoch, h.topic_id, leader_epoch=h.leader_epoch, previous=h.stored)
+            for p, (h, offset, _) in marks.items()
         }
         self._sent = marks
-        self._answer = self._errands.send(lambda: self._save(positions, marks))
+        self._answer = self._errands.send(lambda: self._save(positions))
+
+    def _as_before(self, partition: Partition, entry: Entry) -> Entry:
+        unknown = self._unknown.get(partition)
+        return unknown if unknown is not None and unknown.token is entry.token else entry
 
     def collect(self) -> Receipt | None:
         answer = self._answer
@@ -125,9 +143,11 @@ class StoreLedger:
         self._answer = None
         error = answer.exception()
         if error is None:
-            fenced = answer.result()
-            return Receipt({p: mark for p, mark in self._sent.items() if mark[0] not in fenced}, fenced)
+            fenced, self._unknown = answer.result(), {}
+            kept = {p: entry for p, entry in self._sent.items() if p not in fenced}
+            return Receipt(kept, {p: (self._sent[p], cause) for p, cause in fenced.items()})
         if isinstance(error, StoreUnavailable):
+            self._unknown = self._sent
             _log.warning("store away, tried again error=%r", str(error))
             return Receipt({}, {}, str(error))
         raise error
@@ -139,19 +159,19 @@ class StoreLedger:
         if wait(futures, timeout=deadline.left).not_done:
             _log.error("not saved in time, handled again by the next owner partitions=%s", ",".join(map(str, marks)))
 
-    def _save(self, positions: dict[Partition, Position], marks: Marks) -> dict[Holding, BaseException]:
+    def _save(self, positions: dict[Partition, Position]) -> dict[Partition, BaseException]:
         try:
             self._store.save(self._group, positions)
         except Fenced:
-            return self._save_each(positions, marks)
+            return self._save_each(positions)
         return {}
 
-    def _save_each(self, positions: dict[Partition, Position], marks: Marks) -> dict[Holding, BaseException]:
+    def _save_each(self, positions: dict[Partition, Position]) -> dict[Partition, BaseException]:
         """All or none was none: find out whose fault it was."""
-        fenced: dict[Holding, BaseException] = {}
+        fenced: dict[Partition, BaseException] = {}
         for partition, position in positions.items():
             try:
                 self._store.save(self._group, {partition: position})
             except Fenced as error:
-                fenced[marks[partition][0]] = error
+                fenced[partition] = error
         return fenced

@@ -25,9 +25,9 @@ from kconsume.failures.retry_topics import Ladder
 from kconsume.handler import Binding
 from kconsume.rate import Limiter
 from kconsume.records import Message, Partition, index_of
-from kconsume.runtime.lanes import Chunk, Ejected, Failure, Lane, Progress, Report
+from kconsume.runtime.lanes import Chunk, Ejected, Ended, Failure, Lane, Progress, Report
 from kconsume.runtime.owing import Owing
-from kconsume.runtime.steps import Note, Outcome, PassOver, Rest, Step, Steps, Try
+from kconsume.runtime.steps import MoveTo, Note, Outcome, PassOver, Rest, Step, Steps, Try
 
 _log = logging.getLogger("kconsume.failures")
 _clock = time.perf_counter
@@ -77,6 +77,7 @@ class _Run:
         self._lane = lane
         self._first = chunk.first
         self._messages = chunk.messages
+        self._log_end = chunk.end
         self._report = report
         self._at = 0
         self._until = self._cap = 0
@@ -107,6 +108,8 @@ class _Run:
                 yield from self._owing.settle()
         except SendFailed as error:
             self._stop(self._owing.first, error)
+        if self._log_end is not None and not self._lane.stop:
+            yield from self._move_to(self._log_end)
         if self._ending is not None:
             self._report(self._ending)
 
@@ -150,6 +153,18 @@ class _Run:
                 lane.brake("store")
                 self._ending = Ejected(lane, error)
                 return
+
+    def _move_to(self, end: int) -> Steps:
+        """Everything that was delivered is done, and the log ends behind it: nothing is left to wait for."""
+        if end <= self._lane.stored:
+            return
+        try:
+            yield MoveTo(end)
+        except Exception as error:  # noqa: BLE001  (whatever the store raised; the claim finds out what it means)
+            self._lane.brake("store")
+            self._ending = Ejected(self._lane, error)
+            return
+        self._report(Ended(self._lane, end))
 
     def _size(self) -> int:
         if self._at < self._until:

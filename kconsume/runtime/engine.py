@@ -16,12 +16,10 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from queue import SimpleQueue
 
-from kconsume.backends.abc import (
-    OutboxStore,
-    Position,
-)
+from kconsume.backends.abc import FencedStore, OffsetStore, OutboxStore, Position, TransactionalStore
 from kconsume.backends.commit_note import place_of
 from kconsume.backends.kafka import KafkaStore
 from kconsume.errors import ConfigurationError
@@ -80,6 +78,7 @@ class Engine:
             budget=plan.budget,
             shutdown=plan.shutdown,
             grouped=plan.partitions is None,
+            may_be_left=partial(_may_be_left, plan.store),
         )
         try:
             self.source = Source(plan.settings, self.tenancy, batch=BATCH)
@@ -271,7 +270,17 @@ class Engine:
             pace=pace_of(handler, self.plan.store, self._home),
             gathering=None if handler.batching is None else Gathering(handler.batching),
             tried=tried_before(position.metadata),
+            commits_itself=handler.in_transactions,
+            leader_epoch=position.leader_epoch,
         )
+
+
+def _may_be_left(store: OffsetStore, lane: Lane) -> bool:
+    """Whether the next lane of a partition may open while the handler of this one still runs: the fence keeps its
+    writes out, unless it keeps everybody else out meanwhile, as an open transaction on an SQLite file does."""
+    if not isinstance(store, FencedStore):
+        return False
+    return not (lane.commits_itself and isinstance(store, TransactionalStore) and store.parallel == 1)
 
 
 def _may_be_lent(plan: ConsumerPlan) -> bool:

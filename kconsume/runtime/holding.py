@@ -1,4 +1,8 @@
-"""One assigned partition, and what it waits for: values with a little state, all on the owner thread."""
+"""One assigned partition, and what it waits for: values with a little state, all on the owner thread.
+
+Whatever answers later (a lane, a claim, a confirmation) is recognised by its *token*: the object that was in charge of
+the partition when the question was asked. `Tenancy.current` compares it with the one in charge now.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +27,17 @@ class Holding:
     """One assigned partition."""
 
     __slots__ = (
-        "claim", "closed", "epoch", "handled", "held", "lane", "leader_epoch", "mirrored", "partition", "state",
-        "stored", "told", "topic_id", "tracker", "tries",
+        "claim", "closed", "confirmation", "epoch", "handled", "held", "lane", "leader_epoch", "mirrored", "partition",
+        "state", "stored", "told", "topic_id", "tracker", "tries",
     )  # fmt: skip
 
     def __init__(self, partition: Partition, closed: Lane | None = None) -> None:
         self.partition = partition
         self.state = State.CLAIMING
         self.claim: Claim | None = None
-        """The latest one for it; the answer to an earlier one is not for it any more."""
+        """The latest one for it."""
+        self.confirmation: Confirmation | None = None
+        """How it comes back, once the store has refused us."""
         self.lane: Lane | None = None
         self.closed = closed
         """The lane before, which may still be busy with its last record."""
@@ -53,13 +59,28 @@ class Holding:
         """Whether listeners were told that it is ours."""
 
     @property
+    def token(self) -> object:
+        """What is in charge of the partition now."""
+        match self.state:
+            case State.CLAIMING:
+                return self.claim
+            case State.OPEN:
+                return self.lane
+            case State.EJECTED:
+                return self.confirmation
+
+    @property
     def watermark(self) -> int | None:
         """How far it may be committed; None while that is not ours to say."""
         return None if self.lane is None else self.tracker.watermark
 
     @property
     def unsaved(self) -> bool:
-        return self.watermark is not None and self.watermark != self.stored
+        """Whether its offset is to be saved from here. Never where the lane's own transactions move it: a row with two
+        writers does not have the offset that one of them saw last, and at each gap in the log they would meet."""
+        if self.lane is None or self.lane.commits_itself:
+            return False
+        return self.tracker.watermark != self.stored
 
 
 Errand = Callable[[list[Partition]], dict[Partition, Position]]
@@ -84,4 +105,14 @@ class Claim:
 
     @property
     def ready(self) -> bool:
-        return self._due.passed and not any(h.closed is not None and h.closed.busy for h in self.holdings.values())
+        return self._due.passed and not any(h.closed is not None and h.closed.occupied for h in self.holdings.values())
+
+
+class Confirmation:
+    """The way back of a partition that the store refused us: its row is read, the row's own offset is committed to the
+    group, and if the broker accepts that from us, the partition is claimed under the epoch that was read."""
+
+    def __init__(self, pause: float = 0.0) -> None:
+        self.due = Deadline(pause)
+        self.reading: Future[dict[Partition, Position]] | None = None
+        self.row: Position | None = None

@@ -34,6 +34,8 @@ class Chunk(NamedTuple):
     messages: list[Message]
     first: int
     last: int
+    end: int | None = None
+    """Of a chunk without records: where the log ends, for a lane that moves its own offset."""
 
 
 class Progress(NamedTuple):
@@ -58,6 +60,13 @@ class Worked(NamedTuple):
 
     lane: Lane
     records: int
+
+
+class Ended(NamedTuple):
+    """The lane has moved its row to the end of the log: behind its last record there was nothing more to handle."""
+
+    lane: Lane
+    offset: int
 
 
 class Failure(NamedTuple):
@@ -90,7 +99,7 @@ class Undelivered(NamedTuple):
     lane: Lane
 
 
-Outcome = Progress | Worked | Failure | Ejected | Crashed | Undelivered
+Outcome = Progress | Worked | Ended | Failure | Ejected | Crashed | Undelivered
 Outcomes = SimpleQueue[Outcome]
 Report = Callable[[Outcome], None]
 
@@ -114,8 +123,9 @@ class Lane:
     outcomes of a lane that was closed are recognised by it and dropped."""
 
     __slots__ = (
-        "busy", "bytes", "chunks", "epoch", "gathering", "lanes", "lock", "pace", "parked", "partition", "records",
-        "scope", "stop", "stored", "tally", "tried", "under_way", "work",
+        "busy", "bytes", "chunks", "commits_itself", "epoch", "gathering", "given_up", "lanes", "leader_epoch",
+        "lock", "pace", "parked", "partition", "records", "scope", "stop", "stored", "tally", "tried", "under_way",
+        "work",
     )  # fmt: skip
 
     def __init__(
@@ -130,6 +140,8 @@ class Lane:
         pace: Pace,
         gathering: Gathering | None = None,
         tried: tuple[int, int] | None = None,
+        commits_itself: bool = False,
+        leader_epoch: int | None = None,
     ) -> None:
         self.partition = partition
         self.lanes = lanes
@@ -137,6 +149,12 @@ class Lane:
         self.epoch = epoch
         self.stored = start
         """The offset that the store has for us; moved by the worker, inside its transaction."""
+        self.commits_itself = commits_itself
+        """Whether its work moves the stored offset, inside its transactions; then nobody else does."""
+        self.leader_epoch = leader_epoch
+        """Of the last record that its work has stored."""
+        self.given_up = False
+        """Whether its handler was given up: whatever it still does, the fence keeps out."""
         self.scope = scope
         self.pace = pace
         self.gathering = gathering
@@ -162,6 +180,11 @@ class Lane:
     def unfinished(self) -> bool:
         """Whether something of it may still be reported without a further chunk."""
         return self.busy or (self.under_way is not None and self.under_way.moves)
+
+    @property
+    def occupied(self) -> bool:
+        """Whether another lane of its partition must wait for it."""
+        return self.busy and not self.given_up
 
     @property
     def batch(self) -> int:

@@ -22,10 +22,21 @@ from kconsume.errors import HandlerFailed
 from kconsume.records import Message, Partition
 from kconsume.runtime.arrivals import Runs
 from kconsume.runtime.budget import Deadline
-from kconsume.runtime.commits import GroupLedger, Ledger, Marks
+from kconsume.runtime.commits import Entry, GroupLedger, Ledger, Marks
 from kconsume.runtime.holding import Holding, State
 from kconsume.runtime.home import Home
-from kconsume.runtime.lanes import Chunk, Crashed, Ejected, Lane, Outcome, Outcomes, Progress, Undelivered, Worked
+from kconsume.runtime.lanes import (
+    Chunk,
+    Crashed,
+    Ejected,
+    Ended,
+    Lane,
+    Outcome,
+    Outcomes,
+    Progress,
+    Undelivered,
+    Worked,
+)
 from kconsume.runtime.lending import Lending
 from kconsume.runtime.ownership import Deposed
 from kconsume.runtime.pressure import Advice, Window
@@ -82,7 +93,6 @@ class Loop:
         self._lending = None if home is None else Lending(home, self)
         self._checkup_at = time.monotonic() + CHECKUP_EVERY
         self._polled_at = 0.0
-        self._confirming: set[Holding] = set()
         self._requests: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._stop: Deadline | None = None
         self._idle_for: float | None = None
@@ -158,7 +168,7 @@ class Loop:
         self._complete()
         self._tenancy.step()
         now = time.monotonic()
-        if now >= self._commit_at:
+        if now >= self._commit_at or self._tenancy.asks_for_commit:
             self._commit(now)
         self._collect()
         self._report_trouble(now)
@@ -249,13 +259,16 @@ class Loop:
             self._settle(outcomes.get())
 
     def _settle(self, outcome: Outcome) -> None:
-        holding = self._tenancy.holdings.get(outcome.lane.partition)
-        if holding is None or holding.lane is not outcome.lane:
-            return  # of an assignment that has ended: dropped here, and only here
+        holding = self._tenancy.current(outcome.lane.partition, outcome.lane)
+        if holding is None:
+            return
         if isinstance(outcome, Progress):
             self._advance(holding, outcome)
         elif isinstance(outcome, Worked):
             outcome.lane.worked_off(outcome.records)
+        elif isinstance(outcome, Ended):
+            holding.tracker.ended(outcome.offset)
+            holding.stored = outcome.offset
         elif isinstance(outcome, Ejected):
             self._tenancy.eject(holding, outcome.error)
         elif isinstance(outcome, Undelivered):
@@ -287,34 +300,53 @@ class Loop:
 
     def _commit(self, now: float) -> None:
         self._commit_at = now + COMMIT_EVERY
+        self._tenancy.asks_for_commit = False
         holdings = list(self._tenancy.holdings.values())
         for lane in [h.lane for h in holdings if h.lane is not None]:
             lane.tally.tell()
+        for partition in self._source.ends:
+            self._pass_the_end(partition)
         if not self._ledger.busy and (marks := _unsaved(holdings)):
             self._ledger.send(marks)
         if self._mirror is not None and not self._mirror.busy:
-            behind: Marks = {
-                h.partition: (h, h.stored)
-                for h in holdings
-                if h.stored is not None and (h.stored != h.mirrored or h.state is State.EJECTED)
+            behind = {
+                h.partition: Entry(h, offset, h.token) for h in holdings if (offset := _to_mirror(h)) is not None
             }
             if behind:
-                self._confirming = {h for h, _ in behind.values() if h.state is State.EJECTED}
                 self._mirror.send(behind)
         self._publish("running" if self._stop is None else "stopping")
 
     def _collect(self) -> None:
         receipt = self._ledger.collect()
         if receipt is not None:
-            for holding, offset in receipt.kept.values():
-                holding.stored = offset
-            for holding, error in receipt.fenced.items():
-                self._tenancy.eject(holding, error)
+            for partition, entry in receipt.kept.items():
+                if (holding := self._tenancy.current(partition, entry.token)) is not None:
+                    holding.stored = entry.offset
+            for partition, (entry, error) in receipt.fenced.items():
+                if (holding := self._tenancy.current(partition, entry.token)) is not None:
+                    self._tenancy.eject(holding, error)
         if self._mirror is not None and (mirrored := self._mirror.collect()) is not None:
-            for holding, offset in mirrored.kept.values():
-                holding.mirrored = offset
-                if holding in self._confirming:
+            for partition, entry in mirrored.kept.items():
+                if (holding := self._tenancy.current(partition, entry.token)) is None:
+                    continue
+                if holding.state is not State.EJECTED:
+                    holding.mirrored = entry.offset
+                elif (mirrored.generation or 0) > 0:
                     self._tenancy.confirm(holding)
+
+    def _pass_the_end(self, partition: Partition) -> None:
+        """Where everything delivered is finished, the offset goes to the end of the log: a transaction marker behind
+        the last record would else be lag for ever. A lane that moves its own offset does so itself."""
+        holding, end = self._tenancy.holdings.get(partition), self._source.end_offsets[partition]
+        if holding is None or holding.lane is None or holding.lane.stop or holding in self._gathering:
+            return
+        tracker, lane = holding.tracker, holding.lane
+        if not tracker.idle or end <= tracker.watermark or any(p == partition for p, _ in self._undispatched):
+            return
+        if not lane.commits_itself:
+            tracker.ended(end)
+        elif not lane.busy:
+            lane.lanes.submit(lane, Chunk([], end, end - 1, end))
 
     def see_off(self, leaving: list[Holding], budget: Deadline) -> int:
         """Partitions were revoked, their lanes braked: give what runs its part of the budget, then send the last
@@ -481,4 +513,12 @@ class Loop:
 
 
 def _unsaved(holdings: Iterable[Holding]) -> Marks:
-    return {h.partition: (h, w) for h in holdings if h.unsaved and (w := h.watermark) is not None}
+    return {h.partition: Entry(h, h.tracker.watermark, h.token) for h in holdings if h.unsaved}
+
+
+def _to_mirror(holding: Holding) -> int | None:
+    """The offset to commit to the Kafka group: where the store is ahead of it, or to have our membership confirmed."""
+    if holding.state is State.EJECTED:
+        row = None if holding.confirmation is None else holding.confirmation.row
+        return None if row is None else row.next_offset
+    return holding.stored if holding.stored != holding.mirrored else None

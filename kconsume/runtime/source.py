@@ -31,6 +31,7 @@ The story of a rebalance
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
@@ -55,6 +56,8 @@ from kconsume.settings import ClientValue
 LEAVE_WITHIN = 1.0
 """Seconds in which a rebalance usually ends: so long a member that leaves waits for it."""
 _MOMENT = 0.005
+_METADATA = b"CGMDv2:"
+"""How the client's serialised group metadata begins; an int32 follows, the generation."""
 
 # A commit that met a rebalance or a moved coordinator: said again with the next one, if still owned.
 _COMMIT_AGAIN = {
@@ -106,6 +109,8 @@ class CommitResult(NamedTuple):
     error: str | None
     refusal: KconsumeError | None = None
     """Why the same commit would not be taken later either."""
+    generation: int = -1
+    """Of the group, when the answer came."""
 
 
 class Tenant(Protocol):
@@ -201,6 +206,19 @@ class Source:
     def ends(self) -> set[Partition]:
         """Partitions whose end was reached, and of which nothing came since."""
         return self._arrivals.ends
+
+    @property
+    def end_offsets(self) -> Mapping[Partition, int]:
+        """Where partitions end whose end was reached; it counts for those in `ends`."""
+        return self._arrivals.end_offsets
+
+    def generation(self) -> int:
+        """The group's generation, or our member epoch under KIP-848; not above 0 while we are no member. The client
+        has no call for it; the group metadata that it makes for transactions begins with it."""
+        metadata = self._consumer.consumer_group_metadata()
+        if not metadata.startswith(_METADATA):
+            return -1
+        return int.from_bytes(metadata[len(_METADATA) : len(_METADATA) + 4], sys.byteorder, signed=True)
 
     def take_trouble(self) -> list[KafkaError]:
         """What the client said of its connections since this was last asked."""
@@ -399,7 +417,7 @@ class Source:
 
     def _note_commit(self, error: KafkaError | None, offsets: dict[Partition, int]) -> None:
         if error is None:
-            self.commit_results.append(CommitResult(offsets, None))
+            self.commit_results.append(CommitResult(offsets, None, generation=self.generation()))
         else:
             self.commit_results.append(CommitResult(offsets, error.str(), self._refusal(error)))
 

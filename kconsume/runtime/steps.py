@@ -32,6 +32,12 @@ class PassOver(NamedTuple):
     """Of letters that are handed over, and not waited for: the outcome has their delivery."""
 
 
+class MoveTo(NamedTuple):
+    """Advance to the end of the log: no record lies between."""
+
+    offset: int
+
+
 class Note(NamedTuple):
     """Have the store remember how often a record was tried, for whoever has it next."""
 
@@ -45,7 +51,7 @@ class Rest(NamedTuple):
     seconds: float
 
 
-Step: TypeAlias = Try | PassOver | Note | Rest
+Step: TypeAlias = Try | PassOver | MoveTo | Note | Rest
 
 
 class Outcome(NamedTuple):

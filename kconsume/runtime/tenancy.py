@@ -3,7 +3,8 @@
     claiming ──► open ──► gone         revoked: finished with and committed first; lost: gone at once
         ▲          │
         ├──────────┤     the store was away: reclaimed under the epoch that we had
-        └─ ejected ┘     the store refused us; claimed again once the broker has confirmed our membership
+        └─ ejected ┘     the store refused us: its row is read, and claimed under the epoch that was read once the
+                         broker has confirmed our membership since
 
 All on the owner thread. The client's callbacks come in through `assigned`, `revoked` and `lost`; the loop calls
 `step` on each turn for what takes time. Nothing here waits, but for the half second that `assigned` gives a claim.
@@ -15,17 +16,18 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import Protocol
 
 from kconsume.backends.abc import Position, Positions
-from kconsume.errors import BrokerUnavailable, Fenced, StoreUnavailable, Undecided
+from kconsume.errors import BrokerUnavailable, Fenced, StoreUnavailable, TooManyFailures, Undecided
 from kconsume.records import Partition
 from kconsume.runtime.audience import Audience
 from kconsume.runtime.budget import Deadline
 from kconsume.runtime.chronicle import Chronicle
 from kconsume.runtime.claims import Claims
 from kconsume.runtime.errands import Errands
-from kconsume.runtime.holding import Claim, Errand, Holding, State
+from kconsume.runtime.holding import Claim, Confirmation, Errand, Holding, State
 from kconsume.runtime.lanes import Lane
 from kconsume.runtime.source import NOWHERE, Place, Source
 from kconsume.runtime.tracker import Tracker
@@ -58,8 +60,10 @@ class Tenancy:
         budget: float,
         shutdown: float,
         grouped: bool,
+        may_be_left: Callable[[Lane], bool] = lambda _: True,
     ) -> None:
-        """`budget`: seconds in which revoked partitions are given up."""
+        """`budget`: seconds in which revoked partitions are given up. `may_be_left`: whether the next lane of a
+        partition may open beside a handler that does not return."""
         self.holdings: dict[Partition, Holding] = {}
         self.paused: set[Partition] = set()
         """What the person asked to pause."""
@@ -74,6 +78,10 @@ class Tenancy:
         self._budget = budget
         self._shutdown = shutdown
         self._grouped = grouped
+        self._may_be_left = may_be_left
+        self.asks_for_commit = False
+        """Whether a confirmation waits for the next commit to the group."""
+        self._ejected: set[Holding] = set()
         self._leaving: Deadline | None = None
         self._resting: dict[Partition, Lane] = {}
         """The last lane of each partition that went; it may still be busy when the partition comes back."""
@@ -97,6 +105,12 @@ class Tenancy:
     def settled(self) -> bool:
         """Whether every partition is open, with no claim on its way."""
         return self.joined and all(h.state is State.OPEN for h in self.holdings.values())
+
+    def current(self, partition: Partition, token: object) -> Holding | None:
+        """The partition, if what answers now is still in charge of it. Whatever comes of an earlier assignment, an
+        earlier lane or an earlier claim is recognised here."""
+        holding = self.holdings.get(partition)
+        return holding if holding is not None and token is not None and holding.token is token else None
 
     # Called inside the client's callbacks
 
@@ -173,6 +187,8 @@ class Tenancy:
         """Go on with what takes time. Cheap when there is nothing."""
         if self._waiting:
             self._go_on_with_claims()
+        if self._ejected:
+            self._read_rows()
         if self._late:
             self._give_up_late_handlers()
 
@@ -191,9 +207,16 @@ class Tenancy:
         return None
 
     def confirm(self, holding: Holding) -> None:
-        """The broker has confirmed our membership since the ejection: the partition is still ours to claim."""
-        if holding.state is State.EJECTED and self.holdings.get(holding.partition) is holding:
-            self._plan({holding.partition: holding}, pause=self._backoff([holding]))
+        """The broker has confirmed our membership since the row was read: the partition is ours to claim, unless
+        another has claimed it since then."""
+        assert holding.confirmation is not None
+        row = holding.confirmation.row
+        assert row is not None
+        self._plan(
+            {holding.partition: holding},
+            lambda ours: self._claims.take_over(dict.fromkeys(ours, row.epoch)),
+            self._backoff([holding]),
+        )
 
     def restart(self, offsets: Mapping[Partition, int]) -> None:
         """A person's seek: stop the lanes, set the offsets under a new epoch, claim and go on there."""
@@ -235,10 +258,32 @@ class Tenancy:
         if not self._grouped:
             raise error
         for holding in holdings:
-            holding.state = State.EJECTED
+            holding.state, holding.confirmation = State.EJECTED, Confirmation()
+            self._ejected.add(holding)
             self._audience.tell("lost", _told([holding]), self._chronicle.so_far())
             holding.told = False
             _log.warning("fenced partition=%s, claimed again when confirmed cause=%s", holding.partition, error)
+
+    def _read_rows(self) -> None:
+        """First the row, then the commit: a broker that accepts it afterwards has confirmed us since."""
+        self._ejected = {h for h in self._ejected if self.current(h.partition, h.confirmation) is h}
+        for holding in list(self._ejected):
+            way = holding.confirmation
+            assert way is not None
+            if way.reading is None and way.due.passed:
+                way.reading = self._errands.send(partial(self._claims.rows, [holding.partition]))
+            if way.reading is None or way.row is not None or not way.reading.done():
+                continue
+            error = way.reading.exception()
+            if isinstance(error, StoreUnavailable):
+                holding.confirmation = Confirmation(self._backoff([holding]))
+            elif error is not None:
+                raise error
+            elif (row := way.reading.result().get(holding.partition)) is None:
+                self._plan({holding.partition: holding}, pause=self._backoff([holding]))  # deleted: it begins anew
+            else:
+                way.row = row
+                self.asks_for_commit = True
 
     # Claims
 
@@ -281,14 +326,16 @@ class Tenancy:
 
     def _current(self, claim: Claim) -> dict[Partition, Holding]:
         """Of the partitions of a claim, those that still are ours, and for which nothing else was asked since."""
-        return {p: h for p, h in claim.holdings.items() if h.claim is claim and self.holdings.get(p) is h}
+        return {p: h for p, h in claim.holdings.items() if self.current(p, claim) is h}
 
     def _answered(self, claim: Claim, answer: Future[dict[Partition, Position]]) -> bool:
         """The store has answered; whether they are ours. What failed is tried again, or raised."""
         current, error = self._current(claim), answer.exception()
         if error is None:
             claim.positions = answer.result()
-            self._tell_of_new(claim, current)
+            taken = {p: holding for p, holding in current.items() if p not in claim.positions}
+            self._fenced(taken.values(), Fenced("another member has claimed it in the same moment"))
+            self._tell_of_new(claim, self._current(claim))
             return True
         self._waiting.remove(claim)
         if isinstance(error, StoreUnavailable | BrokerUnavailable):
@@ -358,12 +405,24 @@ class Tenancy:
         for lane, _ in [late for late in self._late if late[1].passed]:
             self.abandoned.append(lane.partition)
             lane.lanes.abandon(lane)
+            self._leave_behind(lane)
             _log.error(
                 "abandoned partition=%s: its handler still runs %.1f s after the partition went to another owner; "
                 "the record is handled there",
                 lane.partition, self._shutdown,
             )  # fmt: skip
         self._late = [late for late in self._late if not late[1].passed]
+
+    def _leave_behind(self, lane: Lane) -> None:
+        """Its handler does not return, and the partition may be ours again: that must not wait for ever."""
+        holding = self.holdings.get(lane.partition)
+        if self._may_be_left(lane):
+            lane.given_up = True
+        elif holding is not None and holding.closed is lane:
+            raise TooManyFailures(
+                f"a handler call of {lane.partition} has not returned, and the partition is ours again: its next "
+                f"record cannot be handled beside it, so the process ends. Give the handler a timeout="
+            )
 
     def _brake(self, holdings: list[Holding], reason: str) -> int:
         return sum(holding.lane.brake(reason) for holding in holdings if holding.lane is not None)

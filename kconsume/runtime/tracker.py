@@ -41,6 +41,12 @@ class Tracker:
         while order and progress[order[0][0]] >= order[0][1]:
             del progress[order.popleft()[0]]
 
+    def ended(self, end: int) -> None:
+        """The log ends at `end`: where everything delivered is finished, nothing below it is left to deliver. Offsets
+        behind the last record (a transaction marker, compacted records) are passed by this."""
+        if not self._order and end > self._end:
+            self._end = end
+
     @property
     def watermark(self) -> int:
         """The offset to commit: everything delivered below it is finished."""

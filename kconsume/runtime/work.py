@@ -41,7 +41,7 @@ from kconsume.runtime.lanes import Chunk, Lane, Parked, Report
 from kconsume.runtime.mail import Mail
 from kconsume.runtime.off_loop import AsyncBegin
 from kconsume.runtime.pipelining import Pipelining
-from kconsume.runtime.steps import Note, Outcome, PassOver, Rest, Step, Steps, Try
+from kconsume.runtime.steps import MoveTo, Note, Outcome, PassOver, Rest, Step, Steps, Try
 from kconsume.runtime.turns import Turns
 
 Begin: TypeAlias = Callable[[str, Partition, int], AbstractContextManager[Tx]]
@@ -57,6 +57,10 @@ class Attempt(Protocol):
 
     def __call__(self, lane: Lane, step: Try | PassOver, /) -> Outcome: ...
 
+    def move_to(self, lane: Lane, offset: int, /) -> Outcome:
+        """Move the lane's row to the end of the log."""
+        ...
+
 
 class Notes(Protocol):
     """Has the store remember how often a record was tried."""
@@ -66,6 +70,8 @@ class Notes(Protocol):
 
 class AsyncAttempt(Protocol):
     def __call__(self, lane: Lane, step: Try | PassOver, /) -> Awaitable[Outcome]: ...
+
+    def move_to(self, lane: Lane, offset: int, /) -> Awaitable[Outcome]: ...
 
 
 class ThreadWork:
@@ -87,10 +93,12 @@ class ThreadWork:
             step = _next(steps, self._carry_out(lane, step))
         return None
 
-    def _carry_out(self, lane: Lane, step: Try | PassOver | Note) -> Outcome | BaseException:
+    def _carry_out(self, lane: Lane, step: Try | PassOver | MoveTo | Note) -> Outcome | BaseException:
         if isinstance(step, Note):
             return _noted(self._notes, lane, step)
         try:
+            if isinstance(step, MoveTo):
+                return self._attempt.move_to(lane, step.offset)
             return self._attempt(lane, step)
         except BaseException as error:  # noqa: BLE001  (raised in the course, which decides)
             return error
@@ -117,10 +125,12 @@ class LoopWork:
             await asyncio.sleep(0)
         return None
 
-    async def _carry_out(self, lane: Lane, step: Try | PassOver | Note) -> Outcome | BaseException:
+    async def _carry_out(self, lane: Lane, step: Try | PassOver | MoveTo | Note) -> Outcome | BaseException:
         if isinstance(step, Note):
             return await asyncio.to_thread(_noted, self._notes, lane, step)
         try:
+            if isinstance(step, MoveTo):
+                return await self._attempt.move_to(lane, step.offset)
             return await self._attempt(lane, step)
         except asyncio.CancelledError:
             raise  # the lane was given up: nothing of the slice is known to be finished
@@ -168,6 +178,9 @@ class Plainly:
             self._mail.post(sent, step.letters)
         return outcome
 
+    def move_to(self, lane: Lane, offset: int, /) -> Outcome:
+        raise NotImplementedError("the offset of such a lane is saved by the loop")
+
 
 class PlainlyAsync:
     def __init__(self, run: AsyncRunner, batched: bool, mail: Mail | None = None) -> None:
@@ -186,6 +199,9 @@ class PlainlyAsync:
         if self._mail is not None and outcome.done and (sent or step.letters):
             await self._mail.post_async(sent, step.letters)
         return outcome
+
+    async def move_to(self, lane: Lane, offset: int, /) -> Outcome:
+        raise NotImplementedError("the offset of such a lane is saved by the loop")
 
 
 def _passes(step: Try) -> tuple[Passes, ...]:
@@ -231,6 +247,12 @@ class InTransactions:
                     return Outcome(0, step.part[0], error, certain=False)  # fewer at once are less in each other's way
             time.sleep(pause * random.uniform(0.5, 1.0))
         return self._once(lane, step)
+
+    def move_to(self, lane: Lane, offset: int, /) -> Outcome:
+        with self._store.transaction(self._group, lane.partition, lane.epoch) as tx:
+            tx.advance(lane.stored, offset, lane.leader_epoch)
+        lane.stored = offset
+        return Outcome(0)
 
     def _once(self, lane: Lane, step: Try | PassOver) -> Outcome:
         pipeline = self._pipeline
@@ -308,6 +330,12 @@ class InTransactionsAsync:
                     return Outcome(0, step.part[0], error, certain=False)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
         return await self._once(lane, step)
+
+    async def move_to(self, lane: Lane, offset: int, /) -> Outcome:
+        async with self._begin(self._group, lane.partition, lane.epoch) as tx:
+            await tx.advance(lane.stored, offset, lane.leader_epoch)
+        lane.stored = offset
+        return Outcome(0)
 
     async def _once(self, lane: Lane, step: Try | PassOver) -> Outcome:
         begun, outcome, sent = False, Outcome(len(step.part)), list[Outgoing]()
@@ -396,7 +424,8 @@ def _finishing(tx: Tx) -> Callable[[int, int, int | None], None]:
 
 def _stored(lane: Lane, step: Try | PassOver, outcome: Outcome) -> Outcome:
     if outcome.done:
-        lane.stored = step.part[outcome.done - 1].offset() + 1
+        last = step.part[outcome.done - 1]
+        lane.stored, lane.leader_epoch = last.offset() + 1, last.leader_epoch()
     return outcome
 
 

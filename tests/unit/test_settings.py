@@ -43,11 +43,11 @@ class TestClientSettings:
         assert settings["bootstrap.servers"] == "host:9092"
 
     def test_the_client_knows_every_one_of_them(self) -> None:
-        Consumer(client_settings("127.0.0.1:1", "shop", {"log_level": 0}, report_ends=True)).close()
+        Consumer(client_settings("127.0.0.1:1", "shop", {"log_level": 0})).close()
 
     def test_ends_are_reported_only_to_those_who_ask(self) -> None:
         assert client_settings("h:1", "g", {})["enable.partition.eof"] is False
-        assert client_settings("h:1", "g", {}, report_ends=True)["enable.partition.eof"] is True
+        assert client_settings("h:1", "g", {})["enable.partition.eof"] is True
 
     def test_an_embedded_broker_gets_short_timeouts_unless_the_person_said_otherwise(self) -> None:
         assert client_settings("h:1", "g", {}, embedded=True)["session.timeout.ms"] == 2000

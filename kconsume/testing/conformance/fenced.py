@@ -155,6 +155,28 @@ class FencedSuite(FencingRaces, OffsetsSuite):
             bench.me.save({first: 9})
         assert bench.offsets() == {first: 10}
 
+    def test_a_save_from_an_offset_that_the_row_does_not_have_is_refused(self, bench: Bench) -> None:
+        """A database that failed over to an earlier state has our epoch and not our last saves: to move its offset over
+        them would lose their records."""
+        first, second, *_ = bench.partitions
+        bench.move({first: 10, second: 10})
+        mine = bench.me.claim(first, second)
+        before = bench.rows()
+        for previous in (7, 13):
+            ahead = replace(mine[first], next_offset=15, previous=previous)
+            with pytest.raises(Fenced):
+                bench.store.save(bench.group, {second: replace(mine[second], next_offset=11), first: ahead})
+        assert bench.rows() == before
+        bench.store.save(bench.group, {first: replace(mine[first], next_offset=15, previous=10)})
+        assert bench.offsets() == {first: 15, second: 10}
+
+    def test_a_save_whose_answer_was_lost_may_be_made_again(self, bench: Bench) -> None:
+        first, *_ = bench.partitions
+        mine = bench.me.claim(first)[first]
+        for _ in range(2):
+            bench.store.save(bench.group, {first: replace(mine, next_offset=5, previous=0)})
+        assert bench.offsets() == {first: 5}
+
     def test_a_save_is_all_or_none(self, bench: Bench) -> None:
         """Half a save cannot be told from none by who is to make it again."""
         first, second, third, fourth = bench.partitions
