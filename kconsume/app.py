@@ -166,9 +166,7 @@ class App(Decorators, Steering):
             consumers.setdefault(registration.consumer_key, []).append(registration)
         return [self._plan(handlers, brokers, cluster) for handlers in consumers.values()]
 
-    def _plan(
-        self, registrations: list[Registration], brokers: str, cluster: Cluster
-    ) -> ConsumerPlan:
+    def _plan(self, registrations: list[Registration], brokers: str, cluster: Cluster) -> ConsumerPlan:
         one = registrations[0]
         settings = client_settings(
             brokers,

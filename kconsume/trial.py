@@ -35,8 +35,8 @@ from kconsume.runtime.fitting import BATCH, work_for
 from kconsume.runtime.furnishing import Furnishing
 from kconsume.runtime.home import CallersLoop, Home, OwnLoop
 from kconsume.runtime.lanes import (
-    Ended,
     Chunk,
+    Ended,
     Failure,
     InlineLanes,
     Lane,

@@ -22,6 +22,7 @@ from kconsume.runtime.source import CommitResult, Mark, Source
 
 _log = logging.getLogger("kconsume.commits")
 
+
 class Entry(NamedTuple):
     """An offset to keep, and the token of who asked for it: by it a late answer is recognised."""
 

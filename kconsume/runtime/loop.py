@@ -309,9 +309,7 @@ class Loop:
         if not self._ledger.busy and (marks := _unsaved(holdings)):
             self._ledger.send(marks)
         if self._mirror is not None and not self._mirror.busy:
-            behind = {
-                h.partition: Entry(h, offset, h.token) for h in holdings if (offset := _to_mirror(h)) is not None
-            }
+            behind = {h.partition: Entry(h, offset, h.token) for h in holdings if (offset := _to_mirror(h)) is not None}
             if behind:
                 self._mirror.send(behind)
         self._publish("running" if self._stop is None else "stopping")

@@ -156,6 +156,7 @@ class Float(MemoryStore):
     F.test_an_offset_that_would_go_backwards_is_refused,
     F.test_a_stale_epoch_is_refused_and_changes_nothing,
     F.test_an_epoch_that_was_never_given_out_is_refused,
+    F.test_a_save_from_an_offset_that_the_row_does_not_have_is_refused,
     F.test_a_save_is_all_or_none,
     F.test_a_reset_is_a_new_epoch_so_that_whoever_runs_is_fenced,
     F.test_a_claim_of_some_partitions_leaves_the_others_alone,
@@ -168,6 +169,22 @@ class Careless(MemoryStore):
     """The fence is off: a save is checked for nothing."""
 
     def _check(self, group: str, partition: Partition, position: Position) -> None: ...
+
+
+@fails(F.test_a_save_from_an_offset_that_the_row_does_not_have_is_refused)
+class OverTheTail(MemoryStore):
+    """A save only looks whether it goes forward."""
+
+    def _check(self, group: str, partition: Partition, position: Position) -> None:
+        super()._check(group, partition, replace(position, previous=None))
+
+
+@fails(F.test_a_save_whose_answer_was_lost_may_be_made_again)
+class OnlyOnce(MemoryStore):
+    def _check(self, group: str, partition: Partition, position: Position) -> None:
+        super()._check(group, partition, position)
+        if position.previous is not None and self._rows[group, partition].next_offset != position.previous:
+            raise Fenced("it is not where it was")
 
 
 @fails(L.test_the_same_offset_may_be_saved_again)

@@ -219,6 +219,12 @@ def test_a_broken_store_is_found_out_by_what_is_awaited_too(promise: Promise) ->
 L, F, T = OffsetsSuite, FencedSuite, TransactionalSuite
 GUARDS: list[tuple[str, str, str, list[Promise]]] = [
     ("_SAVE", "and next_offset <= ?", "and ? is not null", [L.test_an_offset_never_goes_backwards]),
+    (
+        "_SAVE",
+        "and next_offset in (coalesce(?, next_offset), ?)",
+        "and ? is not ?",
+        [F.test_a_save_from_an_offset_that_the_row_does_not_have_is_refused],
+    ),
     ("_SAVE", "coalesce(?, topic_id)", "?", [L.test_an_unknown_topic_id_never_overwrites_a_known_one]),
     (
         "_SAVE",

@@ -147,7 +147,7 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     hand_over, offsets = GroupLedger.hand_over, dict[int, int]()
 
     def watched(ledger: GroupLedger, marks: Marks, deadline: Deadline) -> None:
-        offsets.update({partition.number: offset for partition, (_, offset) in marks.items()})
+        offsets.update({partition.number: offset for partition, (_, offset, _) in marks.items()})
         hand_over(ledger, marks, deadline)
 
     monkeypatch.setattr(GroupLedger, "hand_over", watched)

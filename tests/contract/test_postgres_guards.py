@@ -43,6 +43,12 @@ GUARDS: list[tuple[str, str, str, list[Promise]]] = [
     ("save", "and o.next_offset <= w.next_offset", "", [L.test_an_offset_never_goes_backwards]),
     (
         "save",
+        "and o.next_offset in (coalesce(w.previous, o.next_offset), w.next_offset)",
+        "",
+        [F.test_a_save_from_an_offset_that_the_row_does_not_have_is_refused],
+    ),
+    (
+        "save",
         "coalesce(w.topic_id, o.topic_id)",
         "w.topic_id",
         [L.test_an_unknown_topic_id_never_overwrites_a_known_one],

@@ -134,6 +134,10 @@ GUARDS = {
         "SAVE", "return {'fenced', {i}, {row_of(key)}}", "if i == 1 then return {'fenced', {i}, {row_of(key)}} end",
         SUITE.test_a_save_is_all_or_none,
     ),
+    "a save from another offset": Guard(
+        "SAVE", "or not seen then", "then",
+        SUITE.test_a_save_from_an_offset_that_the_row_does_not_have_is_refused,
+    ),
     "a save that goes backwards": Guard(
         "SAVE", "below(ARGV[at + 1], held[2])", "false", SUITE.test_an_offset_never_goes_backwards
     ),

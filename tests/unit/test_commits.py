@@ -10,13 +10,14 @@ from kconsume.backends import MemoryStore, Position
 from kconsume.backends.abc import Positions
 from kconsume.errors import ClientFailed, Fenced, StoreUnavailable
 from kconsume.records import Partition
-from kconsume.runtime.commits import GroupLedger, Receipt, StoreLedger
+from kconsume.runtime.commits import Entry, GroupLedger, Marks, Receipt, StoreLedger
 from kconsume.runtime.errands import Errands
 from kconsume.runtime.holding import Holding
 from kconsume.runtime.source import CommitResult, Mark, Source
 from tests.waiting import eventually
 
 GROUP = "shop"
+GENERATION = 3
 PARTITIONS = [Partition("orders", number) for number in range(3)]
 
 
@@ -33,7 +34,7 @@ def held(store: MemoryStore) -> dict[Partition, Holding]:
     holdings = {}
     for partition, position in claimed.items():
         holdings[partition] = Holding(partition)
-        holdings[partition].epoch = position.epoch
+        holdings[partition].epoch, holdings[partition].stored = position.epoch, position.next_offset
     return holdings
 
 
@@ -44,7 +45,7 @@ def receipt_of(ledger: StoreLedger) -> Receipt:
 def test_what_is_kept_is_known_to_be_kept(errands: Errands) -> None:
     store = MemoryStore()
     holdings, ledger = held(store), StoreLedger(store, GROUP, errands)
-    marks = {p: (h, 5 + p.number) for p, h in holdings.items()}
+    marks = {p: Entry(h, 5 + p.number, h) for p, h in holdings.items()}
     holdings[PARTITIONS[0]].topic_id, holdings[PARTITIONS[0]].leader_epoch = "A", 7
     busy = [ledger.busy]
     ledger.send(marks)
@@ -61,11 +62,11 @@ def test_one_partition_that_is_fenced_does_not_hold_the_others_back(errands: Err
     store = MemoryStore()
     holdings, ledger = held(store), StoreLedger(store, GROUP, errands)
     store.claim(GROUP, [PARTITIONS[1]], "rival", lambda _: {})
-    ledger.send({p: (h, 5) for p, h in holdings.items()})
+    ledger.send({p: Entry(h, 5, h) for p, h in holdings.items()})
     receipt = receipt_of(ledger)
     assert receipt.kept.keys() == {PARTITIONS[0], PARTITIONS[2]}
-    assert receipt.fenced.keys() == {holdings[PARTITIONS[1]]}
-    assert isinstance(receipt.fenced[holdings[PARTITIONS[1]]], Fenced)
+    assert receipt.fenced.keys() == {PARTITIONS[1]}
+    assert isinstance(receipt.fenced[PARTITIONS[1]][1], Fenced)
     assert [store.load(GROUP, PARTITIONS)[p].next_offset for p in PARTITIONS] == [5, 0, 5]
 
 
@@ -81,14 +82,14 @@ class Faulty(MemoryStore):
 def test_a_store_that_is_away_keeps_nothing_and_nobody_is_fenced(errands: Errands) -> None:
     store = Faulty(StoreUnavailable("disk full"))
     ledger = StoreLedger(store, GROUP, errands)
-    ledger.send({p: (h, 5) for p, h in held(store).items()})
+    ledger.send({p: Entry(h, 5, h) for p, h in held(store).items()})
     assert receipt_of(ledger) == Receipt({}, {}, "disk full")
 
 
 def test_an_error_that_nobody_foresaw_is_raised(errands: Errands) -> None:
     store = Faulty(LookupError("a bug"))
     ledger = StoreLedger(store, GROUP, errands)
-    ledger.send({p: (h, 5) for p, h in held(store).items()})
+    ledger.send({p: Entry(h, 5, h) for p, h in held(store).items()})
     with pytest.raises(LookupError, match="a bug"):
         eventually(ledger.collect, what="a receipt")
 
@@ -104,14 +105,15 @@ class Group(Source):
 
     def commit(self, marks: Mapping[Partition, Mark]) -> None: ...
 
+    def generation(self) -> int:
+        return GENERATION
 
-ONE, TWO = ({p: (Holding(p), offset)} for p, offset in [(PARTITIONS[0], 5), (PARTITIONS[1], 7)])
+
+ONE, TWO = ({p: Entry(Holding(p), offset, p)} for p, offset in [(PARTITIONS[0], 5), (PARTITIONS[1], 7)])
 
 
-def answer(
-    marks: Mapping[Partition, tuple[Holding, int]], error: str | None = None, refusal: ClientFailed | None = None
-) -> CommitResult:
-    return CommitResult({p: offset for p, (_, offset) in marks.items()}, error, refusal)
+def answer(marks: Marks, error: str | None = None, refusal: ClientFailed | None = None) -> CommitResult:
+    return CommitResult({p: entry.offset for p, entry in marks.items()}, error, refusal, GENERATION)
 
 
 def test_an_answer_is_taken_for_the_commit_that_it_names_whatever_the_order() -> None:
@@ -121,7 +123,7 @@ def test_an_answer_is_taken_for_the_commit_that_it_names_whatever_the_order() ->
     ledger.send(TWO)
     source.commit_results += [answer(TWO), answer(ONE, "moved")]
     answers = [(ledger.collect(), ledger.busy) for _ in range(3)]
-    assert answers == [(Receipt(TWO, {}), True), (Receipt({}, {}, "moved"), False), (None, False)]
+    assert answers == [(Receipt(TWO, {}, None, GENERATION), True), (Receipt({}, {}, "moved"), False), (None, False)]
 
 
 def test_what_is_refused_for_good_is_raised() -> None:
@@ -142,3 +144,43 @@ def test_what_is_advisory_may_be_refused_and_that_is_said_once(caplog: pytest.Lo
         source.commit_results.append(answer(ONE, "no", ClientFailed("not allowed")))
         assert ledger.collect() == Receipt({}, {}, "no")
     assert len(caplog.records) == 1
+
+
+def test_an_answer_under_another_generation_confirms_nobody() -> None:
+    """A commit that was put off may be sent under a later generation, and be accepted from a member that is none."""
+    source = Group()
+    ledger = GroupLedger(source)
+    ledger.send(ONE)
+    source.commit_results.append(answer(ONE)._replace(generation=GENERATION + 1))
+    receipt = ledger.collect()
+    assert receipt is not None
+    assert (receipt.kept, receipt.generation) == (ONE, None)
+
+
+def test_a_save_whose_answer_was_lost_is_made_again_as_it_was(errands: Errands) -> None:
+    """Whether it was kept is not known; from the offset before it, a later one would be refused."""
+    store = LosesAnswers()
+    holdings, ledger = held(store), StoreLedger(store, GROUP, errands)
+    first = PARTITIONS[0]
+    holding = holdings[first]
+    ledger.send({first: Entry(holding, 5, holding)})
+    assert receipt_of(ledger).error == "the answer was lost"
+    ledger.send({first: Entry(holding, 9, holding)})
+    kept = receipt_of(ledger).kept[first]
+    assert kept.offset == 5
+    holding.stored = kept.offset
+    ledger.send({first: Entry(holding, 9, holding)})
+    assert receipt_of(ledger).kept[first].offset == 9
+    assert store.load(GROUP, [first])[first].next_offset == 9
+
+
+class LosesAnswers(MemoryStore):
+    """Keeps the first save and says that it was away."""
+
+    _lost = False
+
+    def save(self, group: str, positions: Positions) -> None:
+        super().save(group, positions)
+        if not self._lost:
+            self._lost = True
+            raise StoreUnavailable("the answer was lost")

@@ -45,8 +45,8 @@ class TestClientSettings:
     def test_the_client_knows_every_one_of_them(self) -> None:
         Consumer(client_settings("127.0.0.1:1", "shop", {"log_level": 0})).close()
 
-    def test_ends_are_reported_only_to_those_who_ask(self) -> None:
-        assert client_settings("h:1", "g", {})["enable.partition.eof"] is False
+    def test_ends_are_reported(self) -> None:
+        """By them an offset passes what follows the last record, and `catch_up` knows when it is done."""
         assert client_settings("h:1", "g", {})["enable.partition.eof"] is True
 
     def test_an_embedded_broker_gets_short_timeouts_unless_the_person_said_otherwise(self) -> None:

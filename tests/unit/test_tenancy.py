@@ -10,7 +10,7 @@ from typing import TypeVar, cast, get_args
 import pytest
 
 from kconsume.backends import Position
-from kconsume.errors import Fenced, StoreUnavailable, Undecided
+from kconsume.errors import Fenced, StoreUnavailable, TooManyFailures, Undecided
 from kconsume.rebalance.listeners import Event, Listener, read_listener
 from kconsume.records import Partition
 from kconsume.runtime import tenancy as implementation
@@ -38,6 +38,9 @@ class Store:
         self.errors: list[Exception] = []
         self.undecided: set[Partition] = set()
         self.added: set[Partition] = set()
+        self.deleted: set[Partition] = set()
+        self.taken: set[Partition] = set()
+        """Claimed by another in the moment of our own claim."""
         self._epoch = 0
 
     def claim(self, partitions: list[Partition]) -> dict[Partition, Position]:
@@ -45,6 +48,12 @@ class Store:
 
     def reclaim(self, epochs: Mapping[Partition, int]) -> dict[Partition, Position]:
         return self._answer("reclaim", list(epochs))
+
+    def take_over(self, epochs: Mapping[Partition, int]) -> dict[Partition, Position]:
+        return self._answer("take over", list(epochs))
+
+    def rows(self, partitions: list[Partition]) -> dict[Partition, Position]:
+        return {p: Position(7, self._epoch) for p in partitions if p not in self.deleted}
 
     def restart(self, offsets: Mapping[Partition, int]) -> dict[Partition, Position]:
         return self._answer("restart", list(offsets))
@@ -56,7 +65,7 @@ class Store:
         if waiting := self.undecided.intersection(partitions):
             raise Undecided("half a record", waiting)
         self._epoch += 1
-        return {p: Position(7, self._epoch) for p in partitions}
+        return {p: Position(7, self._epoch) for p in partitions if p not in self.taken}
 
 
 class Queue:
@@ -226,8 +235,88 @@ def test_a_fenced_partition_is_claimed_again_only_when_the_broker_has_confirmed_
     for _ in range(3):
         bench.tenancy.step()
     assert len(bench.store.asked) == 1
+    assert bench.tenancy.asks_for_commit, "its row is read, and its offset is to be committed"
     bench.tenancy.confirm(bench.tenancy.holdings[A])
     settle(bench, {A})
+    assert bench.store.asked[1:] == [("take over", [A])]
+
+
+def test_a_partition_that_was_never_open_is_confirmed_too(bench: Bench) -> None:
+    """Fenced in its first claim it has no offset that we have stored: the row's own is committed."""
+    bench.store.taken = {B}
+    bench.tenancy.assigned([A, B])
+    settle(bench, {A})  # one that is refused does not condemn the other
+    holding = bench.tenancy.holdings[B]
+    assert holding.state is State.EJECTED
+    assert holding.stored is None
+    bench.store.taken = set()
+
+    def is_read() -> bool:
+        bench.tenancy.step()
+        return bench.tenancy.asks_for_commit
+
+    eventually(is_read, what="its row is read")
+    bench.tenancy.confirm(holding)
+    settle(bench, {A, B})
+
+
+def test_a_fenced_partition_whose_row_was_deleted_begins_anew(bench: Bench) -> None:
+    bench.tenancy.assigned([A])
+    bench.store.deleted = {A}
+    bench.tenancy.eject(bench.tenancy.holdings[A], Fenced("no row"))
+    settle(bench, {A})
+    assert bench.store.asked[1:] == [("claim", [A])]
+
+
+def test_what_answers_for_an_earlier_assignment_is_recognised(bench: Bench) -> None:
+    """A lane or a confirmation of a partition that went and came back changes nothing."""
+    tenancy = bench.tenancy
+    tenancy.assigned([A])
+    settle(bench, {A})
+    lane = tenancy.holdings[A].lane
+    assert tenancy.current(A, lane) is tenancy.holdings[A]
+    tenancy.eject(tenancy.holdings[A], Fenced("a rival"))
+    confirmation = tenancy.holdings[A].confirmation
+    assert tenancy.current(A, lane) is None
+    assert tenancy.current(A, confirmation) is tenancy.holdings[A]
+    tenancy.lost([A])
+    tenancy.assigned([A])
+    settle(bench, {A})
+    assert tenancy.current(A, lane) is None
+    assert tenancy.current(A, confirmation) is None
+    assert tenancy.current(A, None) is None
+
+
+def test_a_handler_that_never_returns_does_not_keep_its_partition_for_ever(bench: Bench) -> None:
+    """It went with a call that hangs and came back. Once the call is given up, the fence keeps it out."""
+    tenancy = bench.tenancy
+    tenancy.assigned([A])
+    settle(bench, {A})
+    hung = tenancy.holdings[A].lane
+    assert hung is not None
+    hung.busy = True
+    tenancy.revoked([A])
+    tenancy.assigned([A])
+    tenancy.step()
+    assert bench.open == set()
+    tenancy._late = [(hung, Deadline(0.0))]
+    settle(bench, {A})
+    assert tenancy.abandoned == [A]
+
+
+def test_where_nothing_fences_it_the_process_ends_and_says_why(bench: Bench) -> None:
+    tenancy = bench.tenancy
+    tenancy._may_be_left = lambda _: False
+    tenancy.assigned([A])
+    settle(bench, {A})
+    hung = tenancy.holdings[A].lane
+    assert hung is not None
+    hung.busy = True
+    tenancy.revoked([A])
+    tenancy.assigned([A])
+    tenancy._late = [(hung, Deadline(0.0))]
+    with pytest.raises(TooManyFailures, match=r"orders/0 has not returned.*timeout="):
+        tenancy.step()
 
 
 class TestListeners:
@@ -253,6 +342,7 @@ class TestListeners:
         bench.tenancy.eject(bench.tenancy.holdings[A], StoreUnavailable("lost in COMMIT"))
         settle(bench, {A})
         bench.tenancy.eject(bench.tenancy.holdings[A], Fenced("a rival"))
+        bench.tenancy.step()
         bench.tenancy.confirm(bench.tenancy.holdings[A])
         settle(bench, {A})
         assert bench.told == [("assigned", [A]), ("lost", [A]), ("assigned", [A])]

@@ -183,3 +183,16 @@ def test_a_long_history_leaves_nothing_behind() -> None:
         tracker.finished(first, first + 10)
     assert tracker.idle
     assert (len(tracker._order), len(tracker._progress)) == (0, 0)
+
+
+def test_the_end_of_the_log_is_passed_when_everything_delivered_is_finished() -> None:
+    """A transaction marker behind the last record is nothing to wait for; a record that runs is."""
+    tracker = Tracker(3)
+    tracker.delivered(3, 5)
+    tracker.ended(9)
+    assert tracker.watermark == 3
+    tracker.finished(3, 6)
+    tracker.ended(9)
+    assert (tracker.watermark, tracker.idle) == (9, True)
+    tracker.ended(7)
+    assert tracker.watermark == 9
