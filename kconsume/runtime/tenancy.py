@@ -333,9 +333,10 @@ class Tenancy:
         current, error = self._current(claim), answer.exception()
         if error is None:
             claim.positions = answer.result()
-            taken = {p: holding for p, holding in current.items() if p not in claim.positions}
-            self._fenced(taken.values(), Fenced("another member has claimed it in the same moment"))
-            self._tell_of_new(claim, self._current(claim))
+            if taken := [holding for p, holding in current.items() if p not in claim.positions]:
+                self._fenced(taken, Fenced("another member has claimed it in the same moment"))
+                current = self._current(claim)
+            self._tell_of_new(claim, current)
             return True
         self._waiting.remove(claim)
         if isinstance(error, StoreUnavailable | BrokerUnavailable):

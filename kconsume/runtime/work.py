@@ -179,7 +179,7 @@ class Plainly:
         return outcome
 
     def move_to(self, lane: Lane, offset: int, /) -> Outcome:
-        raise NotImplementedError("the offset of such a lane is saved by the loop")
+        raise KconsumeError(f"{lane.partition} is moved to {offset} by its lane, and its offset is saved by the loop")
 
 
 class PlainlyAsync:
@@ -201,7 +201,7 @@ class PlainlyAsync:
         return outcome
 
     async def move_to(self, lane: Lane, offset: int, /) -> Outcome:
-        raise NotImplementedError("the offset of such a lane is saved by the loop")
+        raise KconsumeError(f"{lane.partition} is moved to {offset} by its lane, and its offset is saved by the loop")
 
 
 def _passes(step: Try) -> tuple[Passes, ...]:
