@@ -20,14 +20,9 @@ class StreamBatch(Batch):
     """A micro-batch: a `Batch` that knows its ranges, and not its records, which are in the frame.
 
     `id` is the same for the same ranges, at every attempt and after every restart: the idempotency key for what is done
-    outside of the transaction. `batch_id` is Spark's own, and begins at 0 again in a new checkpoint.
-
-    `number` grows from call to call in the driver. It is the same when the same plan is run again; None in executors,
-    and where the store does not persist plans. It can be Delta's `txnVersion`, with a `txnAppId` that names the group
-    and the topics, under two conditions. The Delta write is the last thing that the handler does. No bad records are
-    searched for: `on_error="stop"`, or bad records are named with `reject`. In a search each part of the batch has a
-    number of its own, and a plan that was interrupted in a search gets a new one: no row is lost, and rows can be
-    written twice.
+    outside of the transaction. `number` grows from batch to batch (Delta's `txnVersion`) and is the same when the same
+    plan is run again; None where the store does not persist plans. `batch_id` is Spark's own, and begins at 0 again in
+    a new checkpoint.
     """
 
     __slots__ = ("batch_id", "group", "number", "ranges", "rejected", "rejects")

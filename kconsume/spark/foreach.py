@@ -333,7 +333,7 @@ class ForeachBatch:
             for partition, count in rows.items():
                 self._relay.wrote(partition, count)
 
-    def _task(self, ranges: Mapping[Partition, OffsetRange], batch_id: int | None) -> Task:
+    def _task(self, ranges: Mapping[Partition, OffsetRange], number: int | None, batch_id: int | None) -> Task:
         from kconsume.backends.postgres import PostgresStore
         from kconsume.spark.tasks import Task
 
@@ -349,6 +349,7 @@ class ForeachBatch:
             epochs={p: positions[p].epoch for p in ranges},
             scopes=scopes_of(self.group, positions),
             most_bytes=most_bytes(self._kafka),
+            number=number,
             batch_id=batch_id,
         )
 

@@ -128,16 +128,15 @@ class InDriver:
         must_have_place(frame.columns, "the records that failed are to be found by their offsets")
         _log.warning("%s failed on a record of %s, which is looked for cause=%s: %s", self._job.call.name, Plan(ranges),
                      type(error).__name__, str(error)[:500])  # fmt: skip
-        number = self._job.ledger.reserve(_MOST_PIECES)
         kept = frame.persist()  # each part would read all of it from Kafka again
         try:
             if self._job.call.wants_tx:
                 with self._transaction(ranges) as tx:
-                    failed = self._pieces(kept, ranges, batch, tx, number)
+                    failed = self._pieces(kept, ranges, batch, tx)
                     buried, whole = failed if verdict is Verdict.BURY else (), self._ask_whether_whole(ranges)
                     letters = self._finish(tx, ranges, buried, whole)
             else:
-                failed = self._pieces(kept, ranges, batch, None, number)
+                failed = self._pieces(kept, ranges, batch, None)
                 buried, whole = failed if verdict is Verdict.BURY else (), self._ask_whether_whole(ranges)
                 with self._transaction(ranges) as tx:
                     letters = self._finish(tx, ranges, buried, whole)
@@ -148,14 +147,8 @@ class InDriver:
                      verdict.value, Plan(ranges))  # fmt: skip
 
     def _pieces(
-        self,
-        frame: DataFrame,
-        ranges: tuple[OffsetRange, ...],
-        batch: StreamBatch,
-        tx: RangesTx | None,
-        number: int | None,
+        self, frame: DataFrame, ranges: tuple[OffsetRange, ...], batch: StreamBatch, tx: RangesTx | None
     ) -> list[Failed]:
-        """`number`: that of the first piece. A table that skips versions it has seen would skip a number used twice."""
         failed: list[Failed] = []
         todo = [*reversed(Piece(frame, ranges).smaller())]
         calls = 0
@@ -168,8 +161,7 @@ class InDriver:
                     f"{self._job.call.name} failed on so many records of {Plan(ranges)} that they cannot be found one "
                     f"by one: correct it, or let it name them with batch.reject(df, why); nothing was passed"
                 )
-            part = self._batch(piece.ranges, batch.attempt, number, batch.batch_id)
-            number = None if number is None else number + 1
+            part = self._batch(piece.ranges, batch.attempt, batch.number, batch.batch_id)
             handed = piece.frame
             try:
                 with tx.piece() if tx is not None else nullcontext():

@@ -79,11 +79,6 @@ class Ledger(Protocol):
         """Persist the plan before it runs; its number, the same when the same plan is begun again."""
         ...
 
-    def reserve(self, count: int) -> int | None:
-        """The first of so many numbers for parts of the pending plan. They are above the plan's own number, and below
-        the number with which it is begun again."""
-        ...
-
     def drop(self) -> None:
         """Forget the pending plan: it is done, or no longer what has to be done."""
         ...
@@ -170,9 +165,6 @@ class PlainLedger:
         return None
 
     def begin(self, plan: Plan) -> int | None:  # noqa: ARG002
-        return None
-
-    def reserve(self, count: int) -> int | None:  # noqa: ARG002
         return None
 
     def drop(self) -> None:

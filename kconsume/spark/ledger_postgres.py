@@ -141,12 +141,6 @@ class PostgresLedger:
             raise Fenced(f"group {self._group!r} has another query named {self._who['name']!r} now: this one stops")
         return int(rows[0][0])
 
-    def reserve(self, count: int) -> int | None:
-        rows = self._execute(self._sql.reserve, {**self._who, "count": count + 1})
-        if not rows:
-            raise Fenced(f"group {self._group!r} has another query named {self._who['name']!r} now: this one stops")
-        return int(rows[0][0]) - count
-
     def drop(self) -> None:
         self._execute(self._sql.drop, self._who)
 

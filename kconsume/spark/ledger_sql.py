@@ -97,10 +97,6 @@ class StreamStatements:
             number = case when plan = %(plan)s then number else number + 1 end where {_MINE} returning number"""
 
     @property
-    def reserve(self) -> str:
-        return f"update {self._streams} set number = number + %(count)s where {_MINE} returning number"
-
-    @property
     def drop(self) -> str:
         return f"update {self._streams} set plan = null where {_MINE}"
 

@@ -75,6 +75,7 @@ class Task:
     epochs: Mapping[Partition, int]
     scopes: Mapping[str, str]
     most_bytes: int
+    number: int | None
     batch_id: int | None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -236,6 +237,7 @@ class _Run:
             task.group,
             (self._range,),
             attempt=attempt,
+            number=task.number,
             batch_id=task.batch_id,
             rejects=task.policy.dead_letter is not None,
         )

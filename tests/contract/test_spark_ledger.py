@@ -204,13 +204,6 @@ def test_the_same_plan_has_the_same_number_and_another_the_next(ledger: Make) ->
     assert [again.begin(second), again.begin(first)] == [2, 3]
 
 
-def test_a_plan_whose_parts_have_numbers_is_begun_again_with_a_number_above_them(ledger: Make) -> None:
-    one = ledger()
-    one.enter(["orders"])
-    plan = Plan((OffsetRange(A, 0, 7),))
-    assert [one.begin(plan), one.reserve(10), one.begin(plan), one.reserve(10)] == [1, 2, 12, 13]
-
-
 def test_a_plan_of_a_query_that_was_taken_over_is_refused(ledger: Make) -> None:
     one, two = ledger("one"), ledger("two")
     one.enter(["orders"])

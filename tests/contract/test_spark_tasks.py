@@ -74,6 +74,7 @@ def make(store: PostgresStore) -> Iterator[Make]:
             epochs={ORDERS: epoch},
             scopes={"orders": "shop:id"},
             most_bytes=1_000_000,
+            number=7,
             batch_id=3,
         )
 

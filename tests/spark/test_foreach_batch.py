@@ -17,10 +17,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from kconsume import Batch, DeadLetter, Partition, Retry
 from kconsume.cluster import Cluster
-from kconsume.errors import Fenced, HandlerFailed, OffsetError, OffsetGap, OffsetOutOfRange, TopicRecreated
+from kconsume.errors import Fenced, HandlerFailed, OffsetGap, OffsetOutOfRange, TopicRecreated
 from kconsume.spark import StreamBatch, for_each_partition, foreach_batch, starting_offsets
 from tests.fix_kafka import create_topic, delete_topics, produce
-from tests.spark.shop import Shop, is_bad, load, load_rows, load_strictly, load_table_strictly, texts, values_of, write
+from tests.spark.shop import Shop, load, load_rows, load_strictly, load_table_strictly, texts, values_of, write
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
@@ -254,49 +254,6 @@ def test_a_bad_record_becomes_a_dead_letter_and_the_rest_of_the_range_is_applied
         (1, 200, b"k", b"bad:1", 2, "builtins.ValueError", "cannot load bad:1"),
         (2, 250, None, b"bad:2", 2, "builtins.ValueError", "cannot load bad:2"),
     ]
-
-
-class Versioned:
-    """A table outside of the transaction that has Delta's rule: a write whose version is not above the last one of its
-    application is skipped, and nothing is raised."""
-
-    def __init__(self) -> None:
-        self.rows: list[str] = []
-        self.version = -1
-
-    def append(self, rows: list[str], version: int) -> None:
-        if version > self.version:
-            self.rows += rows
-            self.version = version
-
-
-def test_the_parts_of_a_batch_in_which_a_bad_record_is_looked_for_have_numbers_of_their_own(
-    shop: Shop, spark: SparkSession, group: str
-) -> None:
-    """So that a table that skips versions it has seen takes each of them; and the batch again after a kill."""
-    shop.fill(150, partitions=[0])
-    produce(shop.bootstrap, shop.topic, ["bad:1"], partition=0)
-    shop.fill(49, "more", partitions=[0, 1])
-    outside, killed = Versioned(), True
-
-    def append(df: DataFrame, batch: StreamBatch) -> None:
-        values = values_of(df)
-        if bad := [value for value in values if is_bad(value)]:
-            raise ValueError(f"cannot load {bad[0]}")
-        if killed and outside.rows:
-            raise OffsetError("the query ends in the middle of the search")
-        assert batch.number is not None
-        outside.append(values, batch.number)
-
-    with pytest.raises(OffsetError, match="in the middle of the search"):
-        run(shop, spark, append, group, on_error=DeadLetter(table="failed"))
-    assert 0 < len(outside.rows) < len(shop.written)
-    killed = False
-    run(shop, spark, append, group, on_error=DeadLetter(table="failed"))
-    assert set(outside.rows) == set(shop.written)
-    assert shop.offsets(group)[0] == 200
-    with shop.look() as look:
-        assert look.execute("select value from failed").fetchall() == [(b"bad:1",)]
 
 
 def test_records_that_a_handler_rejects_leave_through_the_outbox(
