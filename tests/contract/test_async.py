@@ -22,6 +22,8 @@ import pytest
 from kconsume import App, HandlerFailed, KconsumeError, Partition, Record, Report
 from kconsume.backends import SqliteStore, open_store
 from kconsume.errors import ConfigurationError, ResourceFailed
+from kconsume.runtime.async_lanes import AsyncLanes
+from kconsume.runtime.lanes import Chunk, Lane
 from tests.fix_arena import QUICK, Arena, told_to_stop
 from tests.waiting import eventually
 
@@ -875,18 +877,54 @@ def test_more_handlers_than_the_loop_has_threads_share_one_file(
 @pytest.mark.parametrize("first", [0.003, 0.15], ids=["swift", "slow at first"])
 @pytest.mark.parametrize("tx", [False, True])
 def test_no_partition_waits_until_another_has_worked_off_all_that_it_was_given(
-    arena: Arena, group: str, sqlite_url: str, tx: bool, first: float
+    arena: Arena, group: str, sqlite_url: str, tx: bool, first: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor if its first record took long: only to look up, or because the machine was busy."""
     partitions, each = 6, 200
+    shares = shares_of_time(arena, group, sqlite_url, partitions, each, tx=tx, first=first, monkeypatch=monkeypatch)
+    assert min(shares) > max(shares) / 4, f"a partition has starved: {shares}"
+
+
+@pytest.mark.parametrize("tx", [False, True])
+def test_control_partitions_starve_where_a_turn_has_no_end(
+    arena: Arena, group: str, sqlite_url: str, tx: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kconsume.runtime.async_lanes.TURN", 1e9)
+    shares = shares_of_time(arena, group, sqlite_url, 6, 50, tx=tx, first=0.003, monkeypatch=monkeypatch)
+    assert min(shares) < max(shares) / 4
+
+
+def shares_of_time(
+    arena: Arena,
+    group: str,
+    sqlite_url: str,
+    partitions: int,
+    each: int,
+    *,
+    tx: bool,
+    first: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> list[float]:
+    """Seconds in each partition's handler until the first partition was through. Nothing is handled before all have
+    records: one that is fetched later is not starved."""
     topic = arena.topic(partitions)
     arena.fill(topic, each, partitions)
     table(sqlite_url)
-    app, seen = arena.app(group, sqlite_url), list[int]()
+    app, seen, given = arena.app(group, sqlite_url), list[tuple[int, float]](), set[int]()
+    submit = AsyncLanes.submit
+
+    def noted(lanes: AsyncLanes, lane: Lane, chunk: Chunk) -> None:
+        given.add(lane.partition.number)
+        submit(lanes, lane, chunk)
+
+    monkeypatch.setattr(AsyncLanes, "submit", noted)
 
     async def work(record: Record) -> None:
+        while len(given) < partitions:
+            await asyncio.sleep(0.001)
+        began = time.monotonic()
         await asyncio.sleep(0.003 if record.partition or record.offset else first)
-        seen.append(record.partition)
+        seen.append((record.partition, time.monotonic() - began))
 
     if tx:
 
@@ -902,13 +940,13 @@ def test_no_partition_waits_until_another_has_worked_off_all_that_it_was_given(
 
     app.catch_up(idle=0.2)
     assert len(seen) == partitions * each
-    done: set[int] = set()
-    for number in range(partitions):
-        last = max(at for at, partition in enumerate(seen) if partition == number)
-        done.add(last)
-    first_done = min(done)
-    for number in range(partitions):
-        assert seen[:first_done].count(number) > each // 4, f"partition {number} has starved"
+    counts, shares = [0] * partitions, [0.0] * partitions
+    for number, seconds in seen:
+        counts[number] += 1
+        shares[number] += seconds
+        if counts[number] == each:
+            break
+    return shares
 
 
 def test_what_a_slow_handler_has_not_begun_is_bounded_whatever_the_lag(arena: Arena, group: str) -> None:
