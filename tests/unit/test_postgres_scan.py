@@ -115,7 +115,8 @@ COMMENTS = st.one_of(
     ).map(lambda text: f"/*{text}*/"),
 )
 HARMLESS = st.one_of(
-    ANYTHING.map(literal),
+    # Behind a comma: a literal in the line after an E'' is its continuation, and backslashes escape in it, too.
+    ANYTHING.map(lambda text: "," + literal(text)),
     ANYTHING.map(lambda text: "E'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"),
     ANYTHING.map(lambda text: '"' + text.replace('"', '""') + '"'),
     ANYTHING.map(lambda text: "$q$" + text.replace("$", "x") + "$q$"),
