@@ -175,7 +175,7 @@ class TestAFailoverThatLostItsTail:
         two_writers(monkeypatch)
         monkeypatch.setattr("kconsume.runtime.commits.Position", without_previous)
         # Behind the third record the lane would pass the marker, and the row have no gap before the fourth.
-        monkeypatch.setattr(Loop, "_pass_the_end", lambda _: None)
+        monkeypatch.setattr(Loop, "_pass_the_end", lambda *_: None)
         with pytest.raises(AssertionError):
             self.test_redis_loses_nothing(kafka, topic, group, redis_url)
 
