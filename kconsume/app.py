@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import inspect
 import logging
+import math
 import os
 import threading
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
@@ -20,27 +22,39 @@ from kconsume.backends.kafka import KafkaStore
 from kconsume.backends.registry import open_store
 from kconsume.cluster import Cluster
 from kconsume.decoding import text_of
-from kconsume.errors import ConfigurationError, HandlerFailed
-from kconsume.outlet import Outlet, letter_settings, most_bytes, producer_settings, relay_settings
+from kconsume.errors import ConfigurationError
+from kconsume.outlet import Outlet, RelayOutlet, letter_settings, most_bytes, producer_settings, relay_settings
 from kconsume.output import Outgoing, OutgoingHeaders, encoded
 from kconsume.protocols import check_protocol
 from kconsume.records import Partition
 from kconsume.registration import Declared, Options, Registration
 from kconsume.resources import Resource
 from kconsume.router import Decorators
+from kconsume.runtime.ending import Guard, OnFailure, raised
 from kconsume.runtime.furnishing import Furnishing
 from kconsume.runtime.garbage import seldom_collected
 from kconsume.runtime.home import CallersLoop, Home, OwnLoop
 from kconsume.runtime.interrupt import Body
 from kconsume.runtime.plans import ConsumerPlan
-from kconsume.runtime.running import AsyncBody, Interruptible, Running, in_thread
+from kconsume.runtime.running import AsyncBody, Running, in_thread
 from kconsume.runtime.supervisor import Report, Shared, Supervisor
-from kconsume.settings import ClientValue, check_group, check_instance, check_overrides, client_settings
+from kconsume.settings import (
+    DEFAULTS,
+    EMBEDDED,
+    ClientValue,
+    check_group,
+    check_instance,
+    check_overrides,
+    client_settings,
+)
 from kconsume.spark.sink import spare_session
 from kconsume.steering import Steering, must_not_go_round, must_not_share
 from kconsume.wrapping import Wrap
 
 _log = logging.getLogger("kconsume")
+
+_AFTER_THE_SESSION = 15.0
+"""Seconds that joining and claiming get, where `startup=` is not said, once nothing in the group waits any more."""
 
 
 class App(Decorators, Steering):
@@ -48,9 +62,10 @@ class App(Decorators, Steering):
 
     `brokers`: `"host:port,..."`, or `"embedded://"` for a broker in this process. `group`: required, so that two
     services never share one by accident. `offsets`: where the group's position is kept. `kafka`: any librdkafka
-    property. `instance`: the name of a static member, which keeps its partitions over a restart. `shutdown`: seconds
-    from the request to stop until the process is gone. `memory`: bytes of records that may be in flight. Each can
-    come from a `KCONSUME_*` variable, which wins.
+    property. `instance`: the name of a static member, which keeps its partitions over a restart. `startup`: seconds
+    that `running()` waits for the first claim; the session timeout and 15 more by default, 0 to enter the block at
+    once. `shutdown`: seconds from the request to stop until the process is gone. `memory`: bytes of records that may be
+    in flight. Each can come from a `KCONSUME_*` variable, which wins.
     """
 
     def __init__(
@@ -61,6 +76,7 @@ class App(Decorators, Steering):
         offsets: str | OffsetStore = "kafka://",
         kafka: Mapping[str, ClientValue] | None = None,
         instance: str | None = None,
+        startup: float | None = None,
         shutdown: float = 25.0,
         memory: int = 64 * 1024 * 1024,
     ) -> None:
@@ -69,15 +85,22 @@ class App(Decorators, Steering):
         brokers, group = said.brokers or brokers, said.group or group
         offsets = said.offsets or offsets
         instance = said.instance or instance
+        startup = startup if said.startup is None else said.startup
         shutdown, memory = said.shutdown or shutdown, said.memory or memory
         if not brokers or not isinstance(brokers, str):
             raise ConfigurationError("App needs an address: App('localhost:9092', ...) or App('embedded://', ...)")
         if shutdown <= 0 or memory <= 0:
             raise ConfigurationError("shutdown= (seconds) and memory= (bytes) must be above zero")
+        if startup is not None and not 0 <= startup < math.inf:
+            raise ConfigurationError(
+                f"startup={startup!r} is no number of seconds: say how long running() may wait for the first claim, "
+                f"or 0 to enter the block at once"
+            )
         self.brokers = brokers
         self.group = check_group(group)
         self.offsets = offsets
         self.kafka = {**(kafka or {}), **said.kafka}
+        self.startup = startup
         self.shutdown = shutdown
         self.memory = memory
         self.instance = None if instance is None else check_instance(instance)
@@ -123,12 +146,20 @@ class App(Decorators, Steering):
         if report.exit_code:
             raise SystemExit(report.exit_code)
 
-    def running(self) -> Running[App]:
+    def running(self, *, on_failure: OnFailure | None = None) -> Running[App]:
         """Consume while the block runs: `with` or, on the caller's event loop, `async with`.
 
-        A handler that fails ends the block with its exception.
+        The block is entered when the first claim has succeeded; what is wrong until then is raised instead
+        (`App(startup=...)`). A handler that fails later ends the block with its exception. Where that could go
+        unnoticed, as under `async with` in a web server, the process is ended too; with `on_failure`, that is called
+        with the exception instead (`docs/running.md`).
         """
-        return Running(self._running_here, self._running_on_loop)
+        if inspect.iscoroutinefunction(on_failure):
+            raise ConfigurationError(
+                "on_failure= takes a plain function of one argument, the exception: in it, start what is to be awaited "
+                "with asyncio.create_task"
+            )
+        return Running(lambda: self._running_here(on_failure), lambda: self._running_on_loop(on_failure))
 
     def catch_up(self, idle: float = 1.0) -> Report:
         """Consume until every partition is read to its end and nothing came for `idle` seconds."""
@@ -188,6 +219,15 @@ class App(Decorators, Steering):
         )
 
     @property
+    def _startup(self) -> float:
+        """Until the session of a member that was killed has ended, no other of its group is given partitions."""
+        if self.startup is not None:
+            return self.startup
+        default = EMBEDDED if self._embedded else {each.name: each.value for each in DEFAULTS}
+        session = self.kafka.get("session.timeout.ms", default["session.timeout.ms"])
+        return float(session) / 1000 + _AFTER_THE_SESSION
+
+    @property
     def _embedded(self) -> bool:
         return self.brokers.startswith("embedded://")
 
@@ -213,40 +253,53 @@ class App(Decorators, Steering):
         return registration.store
 
     @contextmanager
-    def _running_here(self) -> Iterator[App]:
+    def _running_here(self, on_failure: OnFailure | None) -> Iterator[App]:
         body = Body()
-        supervisor = self._start(body=body)
+        guard = Guard(body, self.shutdown, self.stop, on_failure)
+        supervisor = self._start(guard=guard)
         try:
-            with body:
-                yield self
+            supervisor.await_start(self._startup)
+            if supervisor.failure is None:
+                with body:
+                    guard.enter()
+                    yield self
         except BaseException:
+            guard.leave()
             supervisor.stop()
             _tell(self._finish(supervisor))
             raise
+        guard.leave()
         supervisor.stop()
         _raise(self._finish(supervisor))
 
     @asynccontextmanager
-    async def _running_on_loop(self) -> AsyncIterator[App]:
+    async def _running_on_loop(self, on_failure: OnFailure | None) -> AsyncIterator[App]:
         body, home = AsyncBody(), CallersLoop(asyncio.get_running_loop())
+        guard = Guard(body, self.shutdown, self.stop, on_failure)
         supervisor, cancelled = await in_thread(
-            lambda: self._start(body=body, home=home), hurry=lambda: self._stop_for(body)
+            lambda: self._start(guard=guard, home=home), hurry=lambda: self._stop_for(guard)
         )
         try:
+            if cancelled is None:
+                _, cancelled = await in_thread(lambda: supervisor.await_start(self._startup), hurry=supervisor.stop)
             if cancelled is not None:
                 raise cancelled
-            with body:
-                yield self
+            if supervisor.failure is None:
+                with body:
+                    guard.enter()
+                    yield self
         except BaseException:
+            guard.leave()
             _tell((await self._finish_off_loop(supervisor))[0])
             raise
+        guard.leave()
         report, cancelled = await self._finish_off_loop(supervisor)
         if cancelled is not None:
             _tell(report)
             raise cancelled
         _raise(report)
 
-    def _start(self, *, body: Interruptible | None = None, home: Home | None = None) -> Supervisor:
+    def _start(self, *, guard: Guard | None = None, home: Home | None = None) -> Supervisor:
         with self._starting:
             if self._supervisor is not None:
                 raise ConfigurationError("this app is running already: stop it first, or make a second App")
@@ -258,10 +311,10 @@ class App(Decorators, Steering):
             furnishing = Furnishing(self._resources, self._given, home)
             outlet = self._outlet_to(set())
             relay, letters = f"kconsume-relay-{self.group}", f"kconsume-letters-{self.group}"
-            relay_outlet = Outlet(relay_settings(self._address(), self.kafka), relay, awaited=False)
+            relay_outlet = RelayOutlet(relay_settings(self._address(), self.kafka), relay)
             letter_outlet = Outlet(letter_settings(self._address(), self.kafka), letters, awaited=False)
             shared = Shared(home, furnishing, outlet, letter_outlet, relay_outlet, self._most_bytes)
-            supervisor = self._supervisor = Supervisor(plans, self.shutdown, shared, body or Body())
+            supervisor = self._supervisor = Supervisor(plans, self.shutdown, shared, guard)
         try:
             supervisor.start()
         except BaseException:
@@ -275,9 +328,9 @@ class App(Decorators, Steering):
         finally:
             self._supervisor = self._outlet = None
 
-    def _stop_for(self, body: Interruptible) -> None:
+    def _stop_for(self, guard: Guard) -> None:
         """Stop what runs for this block; there may be another that got in first."""
-        if self._supervisor is not None and self._supervisor.serves(body):
+        if self._supervisor is not None and self._supervisor.serves(guard):
             self._supervisor.stop()
 
     async def _finish_off_loop(self, supervisor: Supervisor) -> tuple[Report, asyncio.CancelledError | None]:
@@ -377,12 +430,9 @@ def _tell_abandoned(report: Report) -> None:
 
 def _raise(report: Report) -> None:
     _tell_abandoned(report)
-    failure = report.failure
-    # A handler's own CancelledError stays the cause: raised itself, it would look as if our caller were cancelled,
-    # and an asyncio.TaskGroup passes over it.
-    if isinstance(failure, HandlerFailed) and not isinstance(failure.__cause__, asyncio.CancelledError | None):
-        failure.__cause__.add_note(f"kconsume: {failure}")
-        failure = failure.__cause__
-    if failure is not None:
+    if report.failure is not None:
+        failure = raised(report.failure)
+        if failure is not report.failure:
+            failure.add_note(f"kconsume: {report.failure}")
         # Without the context: it would tell of the interrupted block, which explains nothing.
         raise failure from failure.__cause__

@@ -14,18 +14,26 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager
-from typing import Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from confluent_kafka import (
     Consumer,
     ConsumerGroupState,
     ConsumerGroupTopicPartitions,
+    ConsumerGroupType,
     KafkaError,
     KafkaException,
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, ClusterMetadata, NewTopic, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ClusterMetadata,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
 
 from kconsume.errors import (
     BrokerUnavailable,
@@ -36,6 +44,7 @@ from kconsume.errors import (
     TopicNotFound,
 )
 from kconsume.records import Partition
+from kconsume.runtime.limits import Limit
 from kconsume.settings import ClientValue, check_group, connection_settings
 
 T = TypeVar("T")
@@ -127,6 +136,8 @@ class Group(NamedTuple):
     """`stable`, `empty`, or what it is in the middle of, such as `reconciling`."""
     assignor: str
     members: tuple[GroupMember, ...]
+    is_classic: bool = True
+    """Whether its members assign the partitions themselves, not the broker (KIP-848)."""
 
 
 class Cluster:
@@ -188,6 +199,14 @@ class Cluster:
             return ids
 
         return answer
+
+    def ask_limits(self, topics: Sequence[str]) -> dict[str, Future[Limit | None]]:
+        """What each topic takes; None where the topic is missing or the cluster does not tell us."""
+        if self._tells_ids is False:
+            return {}  # a mock broker does not answer
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
+        asked = self._admin().describe_configs(resources, request_timeout=self.patience)
+        return {resource.name: _limit_in(future) for resource, future in asked.items()}
 
     def make_topics(self, wanted: Mapping[str, str]) -> None:
         """Make those of the topics that are not there, each with as many partitions and replicas as the one it is
@@ -280,13 +299,20 @@ class Cluster:
         if not known:
             self._must_exist(offsets)  # else the broker would write some of the offsets and refuse the others
         elements = [TopicPartition(*p, *place) for p, place in offsets.items()]
-        asked = self._admin().alter_consumer_group_offsets(
-            [ConsumerGroupTopicPartitions(group, elements)], request_timeout=self.patience
-        )
-        for future in asked.values():
-            for element in self._answer(future, group).topic_partitions:
-                if element.error is not None:
-                    raise self._refused(element.error, group)
+        deadline = time.monotonic() + self.patience
+        while (error := self._set_committed(group, elements)) is not None:
+            if error.code() not in _CHOOSING or time.monotonic() > deadline:
+                raise self._refused(error, group)
+            time.sleep(0.05)  # a new group has no coordinator yet
+
+    def _set_committed(self, group: str, elements: list[TopicPartition]) -> KafkaError | None:
+        """Write them once; why they were refused, if they were."""
+        request = [ConsumerGroupTopicPartitions(group, elements)]
+        (asked,) = self._admin().alter_consumer_group_offsets(request, request_timeout=self.patience).values()
+        outcome = self._outcome(asked)
+        if isinstance(outcome, KafkaError):
+            return outcome
+        return next((element.error for element in outcome.topic_partitions if element.error is not None), None)
 
     def delete_group(self, group: str) -> None:
         """Forget the group, if it is there; an error while it has members."""
@@ -330,6 +356,7 @@ class Cluster:
                 )
                 for member in outcome.members
             ),
+            outcome.type is not ConsumerGroupType.CONSUMER,
         )
 
     def _must_exist(self, partitions: Iterable[Partition]) -> None:
@@ -435,3 +462,19 @@ class Cluster:
             f"no broker answered at {self.brokers} within {self.patience:g} s ({told}): check the address, that "
             f"the broker runs, and security.protocol in kafka={{...}}"
         )
+
+
+def _limit_in(described: Future[Any]) -> Future[Limit | None]:
+    limit: Future[Limit | None] = Future()
+
+    def take(answered: Future[Any]) -> None:
+        if answered.exception() is not None:
+            limit.set_result(None)
+            return
+        entries = answered.result()
+        most, policy = entries.get("max.message.bytes"), entries.get("cleanup.policy")
+        compacted = policy is not None and "compact" in (policy.value or "")
+        limit.set_result(None if most is None else Limit(int(most.value), compacted))
+
+    described.add_done_callback(take)
+    return limit

@@ -6,7 +6,6 @@ Words only, on standard error; nothing is decided here. With the log as JSON, al
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -121,6 +120,9 @@ def farewell(report: Report) -> None:
     )
     for partition in report.abandoned:
         _tell([f"  abandoned {partition}: its handler had not ended at the deadline; the record is handled again"])
+    for partition, error in sorted(report.held.items()):
+        again = [f"  see it again: {error.try_command}"] if isinstance(error, HandlerFailed) else []
+        _tell([f"  held {partition}: {error}", *again])
     if report.unsent:
         _tell([f"  left {report.unsent} records in the outbox: whoever has their partitions next sends them"])
     for group in report.hung:
@@ -146,7 +148,7 @@ def _tell_failure(error: BaseException) -> None:
     lines = [f"error: {error}"]
     if isinstance(error, HandlerFailed):
         lines.append("  its offset was not passed: the record is handled again at the next start")
-        lines.append(f"  see it again: {_again(error)}")
+        lines.append(f"  see it again: {error.try_command}")
     if _in_json():
         _log.error("%s", _on_one_line(lines), exc_info=None if shown is None else _beyond_the_runner(shown))
         return
@@ -160,11 +162,6 @@ def _worth_a_trace(error: BaseException) -> BaseException | None:
     shown = error.__cause__ if isinstance(error, HandlerFailed) else error
     said_it_all = DecodeError if isinstance(error, HandlerFailed) else KconsumeError
     return None if isinstance(shown, said_it_all) else shown
-
-
-def _again(error: HandlerFailed) -> str:
-    app = os.environ.get("KCONSUME_APP") or "MODULE:APP"
-    return f"kconsume try {app} {error.place}"
 
 
 def _beyond_the_runner(error: BaseException) -> BaseException:

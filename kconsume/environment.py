@@ -1,6 +1,6 @@
 """Settings from `KCONSUME_*` variables, which win over what the code says.
 
-    KCONSUME_BROKERS, _GROUP, _OFFSETS, _INSTANCE, _SHUTDOWN, _MEMORY     as `App(...)` takes them
+    KCONSUME_BROKERS, _GROUP, _OFFSETS, _INSTANCE, _STARTUP, _SHUTDOWN, _MEMORY     as `App(...)` takes them
     KCONSUME_KAFKA_SECURITY_PROTOCOL                           kafka={"security.protocol": ...}
     KCONSUME_HANDLER_RESERVE_CONCURRENCY                       as `@app.consume(...)` takes it, for `def reserve`
 
@@ -64,7 +64,7 @@ class HandlerOptions(TypedDict, total=False):
     chunk: int
     executor: Executor
     start: Begin
-    on_error: Literal["stop", "skip"]
+    on_error: Literal["stop", "hold", "skip"]
     order: str
     to: str
     rate: Rate
@@ -90,6 +90,7 @@ class Environment:
     """By the handler's name as it stands in the variables."""
     strays: tuple[str, ...] = ()
     """Names of variables that are none of ours, whatever handlers there are."""
+    startup: float | None = None
 
     def handler(self, name: str) -> HandlerOptions:
         """What is said about the handlers of this name: of one, or of several in different modules."""
@@ -134,6 +135,7 @@ def read(environ: Mapping[str, str]) -> Environment:
         group=_setting(given, "GROUP", _TEXT),
         offsets=_setting(given, "OFFSETS", _ADDRESS),
         instance=_setting(given, "INSTANCE", _TEXT),
+        startup=_setting(given, "STARTUP", _PATIENCE),
         shutdown=_setting(given, "SHUTDOWN", _SECONDS),
         memory=_setting(given, "MEMORY", _BYTES),
         kafka=kafka,
@@ -234,6 +236,12 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _patience(text: str) -> float:
+    if not 0 <= (seconds := float(text)) < math.inf:
+        raise ValueError
+    return seconds
+
+
 def _bytes(text: str) -> int:
     match = re.fullmatch(r"([0-9]+)\s*([kmg]?)i?b?", text, re.IGNORECASE)
     if match is None or int(match[1]) < 1:
@@ -283,10 +291,11 @@ def _choice(*choices: str) -> _Form[str]:
 _TEXT = _Form(str, "a name")
 _COUNT = _Form(_above_zero, "a whole number above zero, for example 8")
 _SECONDS = _Form(_seconds, "seconds above zero, for example 25.0")
+_PATIENCE = _Form(_patience, "seconds, for example 60.0, or 0 to wait for nothing")
 _BYTES = _Form(_bytes, "bytes above zero, for example 67108864, 512k, 64M or 1G")
 _ADDRESS = _Form(_address, "an address, for example kafka:// or sqlite:///shop.db", secret=True)
 
-_SETTINGS = frozenset({"BROKERS", "GROUP", "OFFSETS", "INSTANCE", "SHUTDOWN", "MEMORY"})
+_SETTINGS = frozenset({"BROKERS", "GROUP", "OFFSETS", "INSTANCE", "STARTUP", "SHUTDOWN", "MEMORY"})
 
 # What a version does not offer of these, the app refuses as it does when the code says it.
 _OPTIONS: Mapping[str, _Form[object]] = {
@@ -298,7 +307,7 @@ _OPTIONS: Mapping[str, _Form[object]] = {
     "chunk": _COUNT,
     "executor": _choice("thread", "inline"),
     "start": _choice(*get_args(Begin)),
-    "on_error": _choice("stop", "skip"),
+    "on_error": _choice("stop", "hold", "skip"),
     "order": _choice("partition", "key", "none"),
     "to": _TEXT,
     "rate": _Form(_rate, "records, or records/seconds, above zero, for example 50 or 50/1.0"),

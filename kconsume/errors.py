@@ -11,6 +11,10 @@ KconsumeError
 │   └── CheckpointMismatch     a Spark checkpoint is not that of this query
 ├── BrokerUnavailable          no broker answered in time
 ├── ClientFailed               the Kafka client gave up for good
+│   └── NotAuthorized          the brokers do not allow it
+├── UnreadableBatch            records are in the log that the client cannot read
+├── GroupRefused               the group does not take this member: another assignor, too many members
+├── StartTimeout               running() was not ready in time, so its block was not entered
 ├── HandlerFailed              a handler raised on a record, and no policy took it
 ├── HandlerTimeout             a call of a handler took longer than its timeout=
 ├── DecodeError                the payload is not what the annotation says
@@ -28,6 +32,7 @@ KconsumeError
 │   └── TransactionMisused     a handler ended the transaction that is not its own
 ├── OffsetError                where to start cannot be decided without a person
 │   ├── StartRequired          no stored offset, and start="error"
+│   │   └── RowLost            no stored offset any more, and nobody has deleted it
 │   ├── OffsetOutOfRange       the stored offset is not in the log
 │   ├── OffsetGap              a Spark batch begins behind the stored offset: records would be lost
 │   ├── TopicRecreated         the topic is not the one the offset was stored for
@@ -40,6 +45,7 @@ KconsumeError
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
@@ -95,6 +101,23 @@ class ClientFailed(KconsumeError):
     """The Kafka client reported an error from which it does not recover."""
 
 
+class NotAuthorized(ClientFailed):
+    """The brokers do not allow this principal to read a topic."""
+
+
+class GroupRefused(KconsumeError):
+    """The group does not take this member, for a reason that does not pass by itself."""
+
+
+class StartTimeout(KconsumeError):
+    """The group's first assignment, or its claim in the store, was not there in time, so the block of `running()` was
+    not entered. `__cause__` says why, where it is known."""
+
+
+class UnreadableBatch(KconsumeError):
+    """The log has records that the client cannot read: damaged, too large, or of a form that it does not know."""
+
+
 class HandlerFailed(KconsumeError):
     """A handler raised on a record, and no policy took the record. `__cause__` is what it raised."""
 
@@ -103,6 +126,11 @@ class HandlerFailed(KconsumeError):
         self.place = place
         """The record, written `orders/3@1042`."""
         self.__cause__ = error
+
+    @property
+    def try_command(self) -> str:
+        """The command that runs today's handler on the record, and rolls back."""
+        return f"kconsume try {os.environ.get('KCONSUME_APP') or 'MODULE:APP'} {self.place}"
 
 
 class HandlerTimeout(KconsumeError, TimeoutError):
@@ -178,6 +206,15 @@ class OffsetError(KconsumeError):
 
 class StartRequired(OffsetError):
     """There is no stored offset, and `start="error"` asks not to choose one."""
+
+    def __init__(self, sentence: str, partitions: Iterable[Partition] = ()) -> None:
+        super().__init__(sentence)
+        self.partitions = frozenset(partitions)
+        """Those without an offset, and no others."""
+
+
+class RowLost(StartRequired):
+    """The store has no row of a partition, had one before, and nobody has deleted it."""
 
 
 class OffsetOutOfRange(OffsetError):

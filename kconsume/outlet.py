@@ -93,6 +93,12 @@ class Outlet:
         self._closed = False
 
     @property
+    def largest_batch(self) -> int:
+        """Bytes of the largest batch that its producer makes: one large record, or several."""
+        settings = self._settings
+        return max(int(settings.get("message.max.bytes", 1_000_000)), int(settings.get("batch.size", 1_000_000)))
+
+    @property
     def most(self) -> int:
         """How many bytes the key, the value and the headers of a record may have together."""
         return most_bytes(self._settings)
@@ -156,3 +162,26 @@ class Outlet:
 
     def _is_forked(self) -> bool:
         return self._home is not None and self._home != os.getpid()
+
+
+class RelayOutlet(Outlet):
+    """The way out of what an outbox keeps: what was handed over for a partition of a topic is written in its order.
+
+    An idempotent producer goes on behind a batch that the broker has refused, and what stands behind it passes. With
+    `enable.gapless.guarantee` it fails instead, with all that is under way, and the next delivery makes a new one. A
+    row that may be refused goes by a producer of its own (`deliver_alone`), so that its refusal disturbs nobody.
+    """
+
+    def __init__(self, settings: Mapping[str, ClientValue], name: str) -> None:
+        super().__init__({**settings, "enable.gapless.guarantee": True}, name, awaited=False)
+        alone = {name: value for name, value in settings.items() if name != "enable.gapless.guarantee"}
+        # Each in a batch of its own: in one with a row of another partition, both would be refused for one of them.
+        alone = {**alone, "linger.ms": 0, "batch.num.messages": 1}
+        self._alone = Outlet(alone, f"{name}-alone", awaited=False)
+
+    def deliver_alone(self, outgoing: Outgoing) -> Future[Delivery]:
+        """Send one record while no other to its topic is under way for the same partition."""
+        return self._alone.deliver_each([outgoing])
+
+    def close(self, seconds: float) -> int:
+        return super().close(seconds) + self._alone.close(seconds)

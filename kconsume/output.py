@@ -140,6 +140,10 @@ ORIGIN = "kconsume-origin"
 """The header that says what a record came from; who gets it twice knows it by that."""
 
 
+RESET = "kconsume-reset"
+"""The header that says under which reset of the partition its origin was read. With another value it is no repeat."""
+
+
 def place_of(scope: str, message: Message) -> bytes:
     """What the origins of all that comes of this message's partition begin with."""
     return f"{scope}:{message.partition()}:".encode("utf-8", "backslashreplace")
@@ -152,6 +156,14 @@ def stamp(sent: list[Outgoing], since: int, place: bytes, offset: int) -> None:
     for index in range(since, len(sent)):
         each, origin = sent[index], (ORIGIN, b"%b%d#%d" % (place, offset, index - since))
         force_setattr(each, "headers", (*each.headers, origin) if each.headers else (origin,))
+
+
+def stamp_reset(sent: Sequence[Outgoing], reset_epoch: int) -> None:
+    """Say of what was sent that it was sent after a reset; nothing where there was none."""
+    if reset_epoch:
+        mark = (RESET, b"%d" % reset_epoch)
+        for each in sent:
+            force_setattr(each, "headers", (*each.headers, mark))
 
 
 def encode(value: object) -> bytes | None:

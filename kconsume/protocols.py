@@ -27,7 +27,7 @@ _BROKERS_OWN = {
     "heartbeat.interval.ms": "group.consumer.heartbeat.interval.ms",
 }
 _EAGER = ("range", "roundrobin")
-_COOPERATIVE = "cooperative-sticky"
+COOPERATIVE_STICKY = "cooperative-sticky"
 
 
 class GroupProtocol(enum.Enum):
@@ -43,8 +43,16 @@ def protocol_of(settings: Mapping[str, ClientValue]) -> GroupProtocol:
     """The protocol that these properties of the client choose."""
     if settings.get(PROTOCOL, "classic") == "consumer":
         return GroupProtocol.CONSUMER
-    strategy = settings.get(STRATEGY, _COOPERATIVE)
-    return GroupProtocol.COOPERATIVE if strategy == _COOPERATIVE else GroupProtocol.EAGER
+    strategy = settings.get(STRATEGY, COOPERATIVE_STICKY)
+    return GroupProtocol.COOPERATIVE if strategy == COOPERATIVE_STICKY else GroupProtocol.EAGER
+
+
+def balances_the_total(settings: Mapping[str, ClientValue]) -> bool:
+    """Whether the group's assignor balances how many partitions a member has, whatever their topics. The others spread
+    each topic by itself. A KIP-848 broker uses `uniform` unless it is asked for another one."""
+    if protocol_of(settings) is GroupProtocol.CONSUMER:
+        return settings.get(REMOTE_ASSIGNOR) != "range"
+    return protocol_of(settings) is GroupProtocol.COOPERATIVE
 
 
 def check_protocol(overrides: Mapping[str, ClientValue]) -> None:
@@ -77,16 +85,16 @@ def _check_classic(overrides: Mapping[str, ClientValue]) -> None:
             f"kafka={{{REMOTE_ASSIGNOR!r}: ...}} means nothing in a classic group: say {PROTOCOL}='consumer' with it, "
             f"or choose by {STRATEGY}"
         )
-    given = overrides.get(STRATEGY, _COOPERATIVE)
+    given = overrides.get(STRATEGY, COOPERATIVE_STICKY)
     names = [name.strip() for name in str(given).split(",")]
     for name in names:
-        if name not in (*_EAGER, _COOPERATIVE):
+        if name not in (*_EAGER, COOPERATIVE_STICKY):
             hint = "; the client has no eager sticky one" if name == "sticky" else ""
             raise ConfigurationError(
                 f"{STRATEGY}={given!r} names {name!r}, which the Kafka client does not have: choose "
-                f"'{_COOPERATIVE}' (the default), 'range' or 'roundrobin'{hint}"
+                f"'{COOPERATIVE_STICKY}' (the default), 'range' or 'roundrobin'{hint}"
             )
-    if _COOPERATIVE in names and len(names) > 1:
+    if COOPERATIVE_STICKY in names and len(names) > 1:
         raise ConfigurationError(
             f"{STRATEGY}={given!r} mixes cooperative and eager assignors, which cannot be in one group: choose one "
             f"kind, the same for all members"

@@ -223,7 +223,7 @@ class Registration:
 
     @property
     def wanted(self) -> Wanted:
-        return Wanted((*self.topics, *self.retry_topics), self.pattern)
+        return Wanted(self.topics, self.pattern, self.retry_topics)
 
     @property
     def retry_topics(self) -> tuple[str, ...]:

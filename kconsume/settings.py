@@ -31,6 +31,7 @@ DEFAULTS = (
         "partitions that do not move do not stop in a rebalance",
     ),
     Default("isolation.level", "read_committed", "read_committed", "aborted records are never handled"),
+    Default("check.crcs", True, False, "a damaged batch is an error; unchecked, damaged bytes would reach the handler"),
     Default("allow.auto.create.topics", False, False, "a misspelt topic is an error, not a new topic"),
     Default(
         "fetch.queue.backoff.ms", 5, 1000,
@@ -39,6 +40,10 @@ DEFAULTS = (
     Default("fetch.wait.max.ms", 100, 500, "a quiet partition is asked again sooner after it was assigned"),
     Default("queued.min.messages", 20000, 100000, "enough for a fast handler; more only costs memory"),
     Default("queued.max.messages.kbytes", 16384, 65536, "bounds what the client holds, whatever the lag"),
+    Default(
+        "receive.message.max.bytes", 2147483647, 100000000,
+        "a record above it would stop every partition of its broker; the broker's own limits bound what comes",
+    ),
     Default("socket.keepalive.enable", True, False, "a dead connection is noticed behind a firewall"),
     Default("socket.nagle.disable", True, True, "small requests leave at once"),
     Default("session.timeout.ms", 45000, 45000, "how long a dead process keeps its partitions"),
@@ -70,8 +75,9 @@ _PARAMETER = re.compile(r"([^&=]*)=([^&]*)")
 MASK = "********"
 
 
-# The embedded broker ends a rebalance only when the session timeout is nearly over, so it is kept short there.
-EMBEDDED: Mapping[str, ClientValue] = {"session.timeout.ms": 2000, "heartbeat.interval.ms": 250}
+# The embedded broker ends a rebalance only when the session timeout is nearly over, so it is kept short there. It
+# writes the markers of transactions without a checksum.
+EMBEDDED: Mapping[str, ClientValue] = {"session.timeout.ms": 2000, "heartbeat.interval.ms": 250, "check.crcs": False}
 
 
 def client_settings(
@@ -101,6 +107,28 @@ def client_settings(
         }
     )
     return settings
+
+
+SIDE: Mapping[str, int] = {"queued.max.messages.kbytes": 1024, "queued.min.messages": 1000}
+"""Side topics are empty most of the time, so their client prefetches little: its memory is on top of the other's."""
+
+
+def side_settings(settings: Mapping[str, ClientValue]) -> dict[str, ClientValue]:
+    """All properties of the consumer's second client, which reads its side topics (`runtime/split_source.py`): those of
+    the first one with names of its own."""
+    side = {name: min(int(settings[name]), most) for name, most in SIDE.items()}
+    side_name = {"client.id": side_client(str(settings["client.id"]))}
+    if (instance := settings.get("group.instance.id")) is not None:
+        side_name["group.instance.id"] = side_instance(str(instance))
+    return {**settings, **side, **side_name}
+
+
+def side_client(client: str) -> str:
+    return f"{client}-side"
+
+
+def side_instance(instance: str) -> str:
+    return f"{instance}.side"
 
 
 def connection_settings(brokers: str, overrides: Mapping[str, ClientValue]) -> dict[str, ClientValue]:

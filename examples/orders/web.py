@@ -1,7 +1,8 @@
 """Orders in: a web service that writes an order and tells of it, both or neither, and hears what became of it.
 
 The row and the event leave in one transaction, by the outbox. So a client that got no answer asks again, and an order
-that is there already is not told of twice. Everything runs on the one event loop of the web server.
+that is there already is not told of twice. Everything runs on the one event loop of the web server. It answers when its
+consumer has claimed its partitions, and ends if its consumer fails.
 
     uvicorn examples.orders.web:web
 """
@@ -28,9 +29,11 @@ outbox = Outbox(SHOP)
 
 @asynccontextmanager
 async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-    async with pool, app.running():
-        yield
-    outbox.close()
+    try:
+        async with pool, app.running():
+            yield
+    finally:
+        outbox.close()
 
 
 web = FastAPI(lifespan=lifespan)

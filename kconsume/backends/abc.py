@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
-from kconsume.backends.outbox_table import Posted
-from kconsume.errors import StoreError
+from kconsume.backends.outbox_table import NO_TARGETS, Posted, Targets
+from kconsume.errors import KconsumeError, StoreError
 from kconsume.failures.letters import Letter
 from kconsume.output import Outgoing
 from kconsume.records import Partition
@@ -40,6 +40,29 @@ class Position:
     metadata: str = ""
     updated_at: datetime | None = None
     previous: int | None = None
+    generation: int | None = None
+    """Of the Kafka group, under which the row was last claimed; None if no claim has named one."""
+    reset_epoch: int = 0
+    """The epoch at which the offset was last set by `reset`, or the row made anew after a `delete`; 0 if never. Records
+    that are handled again after that are not repeats of those from before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimTerms:
+    """What a claim compares with a row, so that a claim that comes late takes nothing from the rightful owner."""
+
+    generation: int
+    """Of the Kafka group (the member epoch under KIP-848), read together with the assignment; above 0."""
+    epochs: Mapping[Partition, int] | None = None
+    """The epochs of rows that were read before the broker confirmed our membership. The claim then depends on these
+    alone: a group that was deleted, or is another cluster's, counts its generations from the beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The answer for a partition that was not claimed: its row is as it was."""
+
+    cause: KconsumeError
 
 
 Positions: TypeAlias = Mapping[Partition, Position]
@@ -75,8 +98,9 @@ class OffsetStore(Protocol):
         ...
 
     def reset(self, group: str, offsets: Mapping[Partition, int]) -> None:
-        """Set offsets anywhere, for people. Raises the epoch, so that whoever runs now is fenced; a store that
-        knows no epochs refuses while somebody runs."""
+        """Set offsets anywhere, for users. Raises the epoch, so that whoever runs now is fenced, and keeps it as
+        `reset_epoch`; a store that knows no epochs refuses while somebody runs. Forgets the topic id: the offset
+        is meant for the topic that is there."""
         ...
 
     def delete(self, group: str, partitions: Iterable[Partition] | None = None) -> None:
@@ -97,11 +121,22 @@ class OffsetStore(Protocol):
 class FencedStore(OffsetStore, Protocol):
     """Knows the owner of each partition by an epoch that only grows."""
 
-    def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> dict[Partition, Position]:
-        """Raise the epoch of every partition and read its position, in one step for all.
+    def claim(
+        self,
+        group: str,
+        partitions: Sequence[Partition],
+        owner: str,
+        start: Start,
+        terms: ClaimTerms | None = None,
+    ) -> dict[Partition, Position | Refused]:
+        """Raise the epoch of every partition and read its position, in one step for all; each has its own answer.
 
-        Rows that are missing are pinned at what `start` answers. From the moment this returns, no
-        `save` and no transaction under an earlier epoch succeeds.
+        With terms, a row is compared first (`claiming.accepts`): one that is newer than the terms is left as it is, and
+        its partition is `Refused`, with `Fenced` as the cause. Rows that are claimed keep the generation of the terms.
+        Without terms nothing is refused, and each row keeps the generation that it has.
+
+        Rows that are missing are pinned at what `start` answers; where the terms name epochs, they are refused instead.
+        From the moment this returns, no `save` and no transaction under an earlier epoch of what was claimed succeeds.
         """
         ...
 
@@ -120,6 +155,26 @@ class NotingStore(FencedStore, Protocol):
 
     def note(self, group: str, partition: Partition, epoch: int, text: str) -> None:
         """Keep it, unless the partition is under another epoch."""
+        ...
+
+
+ALWAYS = 2**63 - 1
+"""Of rows that were deleted when they were not there: at any epoch."""
+
+
+@runtime_checkable
+class NamedStore(OffsetStore, Protocol):
+    """Knows its own name, and which of its rows were deleted. So one that has lost its rows is noticed, and one at the
+    same address that is another store."""
+
+    def identity(self) -> str:
+        """A random id that is kept beside the rows, and copied, restored and replicated with them. Made when it is
+        asked for first."""
+        ...
+
+    def deleted(self, group: str, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """The epochs up to which rows were deleted by `delete`, of those partitions for which that is known: that of
+        the row, or `ALWAYS` where there was none. A row that is made anew is not deleted at its own epochs."""
         ...
 
 
@@ -233,17 +288,24 @@ class OutboxStore(TransactionalStore, Protocol):
     transactions commit, since of one partition there is only one at a time.
     """
 
-    def posted(self, group: str, epochs: Mapping[Partition, int], most: int) -> dict[Partition, list[Posted]]:
-        """The first rows of each partition that is still under this epoch, in order, at most so many each."""
+    def posted(
+        self,
+        group: str,
+        epochs: Mapping[Partition, int],
+        most: int,
+        targets: Mapping[Partition, Targets] = NO_TARGETS,
+    ) -> dict[Partition, list[Posted]]:
+        """The first rows of each partition that is still under this epoch, in order, at most so many each; of a
+        partition that `targets` has, only rows to those topics."""
         ...
 
     def delivered(self, group: str, numbers: Mapping[Partition, Sequence[int]]) -> None:
         """These rows are confirmed: delete them, those that are still there."""
         ...
 
-    def strays(self, owner: str, most: int) -> list[Posted]:
-        """The first rows that are nobody's, of the empty group (`outbox_table.NOBODYS`); none while another owner sends
-        them."""
+    def strays(self, owner: str, most: int, targets: Targets | None = None) -> list[Posted]:
+        """The first rows that are nobody's, of the empty group (`outbox_table.NOBODYS`), to all topics or those of
+        `targets`; none while another owner sends them."""
         ...
 
     def posting(self, outgoing: Outgoing) -> tuple[str, Any]:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 from kconsume.backends.abc import Position, Positions
-from kconsume.backends.commit_note import note_of, topic_id_in
+from kconsume.backends.commit_note import KAFKA, note_of, topic_id_in
 from kconsume.cluster import Cluster, Place
 from kconsume.errors import BrokerUnavailable, StoreError, StoreUnavailable
 from kconsume.records import Partition
@@ -89,5 +89,5 @@ def _forward(group: str, partition: Partition, new: Position, stored: Position |
             f"{partition} of group {group!r} stands at offset {stored.next_offset} and is not saved at "
             f"{new.next_offset}, because save only goes forward: use reset to go back"
         )
-    metadata = note_of(new.topic_id or (stored.topic_id if stored is not None else None))
+    metadata = note_of(new.topic_id or (stored.topic_id if stored is not None else None), KAFKA)
     return (new.next_offset, metadata) if new.leader_epoch is None else (new.next_offset, metadata, new.leader_epoch)

@@ -21,7 +21,8 @@ from kconsume.backends.abc import OffsetStore
 from kconsume.backends.letter_table import Dialect, quoted
 from kconsume.backends.sqlite import SqliteStore
 from kconsume.errors import ConfigurationError, StoreError
-from kconsume.failures.letters import Letter
+from kconsume.failures.letters import Letter, read_marks, reset_epoch_in
+from kconsume.output import RESET
 from kconsume.records import Headers, Partition
 from kconsume.settings import masked_address, scheme_in
 
@@ -183,9 +184,11 @@ def kept_of(row: Sequence[Any]) -> KeptLetter:
         group, topic, partition, offset, origin, attempts, exception, message, trace, key, value, headers, at, failed,
         redriven,
     ) = row  # fmt: skip
+    kept = _headers(headers)
+    own, reset_epoch = tuple(pair for pair in kept if pair[0] != RESET), reset_epoch_in(read_marks(kept))
     letter = Letter(
         Partition(topic, partition), offset, group, origin, attempts, exception, message, trace, key, value,
-        None if at is None else _moment(at), _headers(headers), None, redriven,
+        None if at is None else _moment(at), own, None, redriven, reset_epoch,
     )  # fmt: skip
     return KeptLetter(letter, _moment(failed))
 

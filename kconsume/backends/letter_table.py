@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from kconsume.failures.letters import Letter
+from kconsume.output import RESET
 from kconsume.records import Headers
 
 Dialect: TypeAlias = Literal["sqlite", "postgres"]
@@ -30,7 +31,7 @@ _COLUMNS = (
     "group_id", "topic", "partition", "record_offset", "origin", "attempts", "exception", "message", "trace", "key",
     "value", "headers", "record_timestamp", "failed_at",
 )  # fmt: skip
-_RENEWED = ("attempts", "exception", "message", "trace", "failed_at")
+_RENEWED = ("attempts", "exception", "message", "trace", "headers", "failed_at")
 
 
 def quoted(table: str) -> str:
@@ -85,10 +86,16 @@ def row_of(letter: Letter, dialect: Dialect) -> dict[str, object]:
         "trace": _text(letter.trace),
         "key": letter.key,
         "value": letter.value,
-        "headers": headers_text(letter.headers),
+        "headers": headers_text(letter.headers + _reset_of(letter)),
         "record_timestamp": moment(letter.timestamp),
         "failed_at": moment(datetime.now(UTC)),
     }
+
+
+def _reset_of(letter: Letter) -> Headers:
+    """Beside the record's own headers: so a table of an earlier version needs no new column, and an earlier version
+    that sends the letter back keeps it."""
+    return ((RESET, b"%d" % letter.reset_epoch),) if letter.reset_epoch else ()
 
 
 def headers_text(headers: Headers) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import ClassVar
 
-from kconsume.backends.abc import Position, Positions, Start
+from kconsume.backends import claiming
+from kconsume.backends.abc import ALWAYS, ClaimTerms, Position, Positions, Refused, Start
 from kconsume.errors import Fenced
 from kconsume.records import Partition
 
@@ -24,6 +26,9 @@ class MemoryStore:
         self._rows: dict[tuple[str, Partition], Position] = {}
         self._last_epoch = 0
         """The highest epoch of all deleted rows: those made later begin above it, so that none is given out twice."""
+        self._deleted: dict[tuple[str, Partition | None], int] = {}
+        """By group and partition: the epoch up to which the row was deleted; None stands for those that had none."""
+        self._id = uuid.uuid4().hex
         self._lock = threading.Lock()
 
     def load(self, group: str, partitions: Iterable[Partition]) -> dict[Partition, Position]:
@@ -44,13 +49,27 @@ class MemoryStore:
                     updated_at=datetime.now(UTC),
                 )
 
-    def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> dict[Partition, Position]:
+    def claim(
+        self,
+        group: str,
+        partitions: Sequence[Partition],
+        owner: str,
+        start: Start,
+        terms: ClaimTerms | None = None,
+    ) -> dict[Partition, Position | Refused]:
         pinned: dict[Partition, Position] = {}
         while True:
             with self._lock:
-                missing = [p for p in partitions if (group, p) not in self._rows and p not in pinned]
+                rows = {p: self._rows.get((group, p)) for p in partitions}
+                late = {p: row for p, row in rows.items() if not self._accepts(row, p, owner, terms)}
+                missing = [p for p, row in rows.items() if row is None and p not in late and p not in pinned]
                 if not missing:
-                    return {p: self._claim(group, p, owner, pinned) for p in partitions}
+                    return {
+                        p: claiming.refused(group, p, terms, late[p])
+                        if p in late
+                        else self._claim(group, p, owner, pinned, terms)
+                        for p in partitions
+                    }
             # Asked for outside the lock, so rows may go meanwhile; those are asked for too.
             starts = start(missing)
             pinned.update({p: starts[p] for p in missing})
@@ -64,11 +83,14 @@ class MemoryStore:
     def reset(self, group: str, offsets: Mapping[Partition, int]) -> None:
         with self._lock:
             for partition, offset in offsets.items():
+                self._about_to_make(group, partition)
                 row = self._rows.get((group, partition)) or Position(offset, self._last_epoch)
                 self._rows[group, partition] = replace(
                     row,
                     next_offset=offset,
                     epoch=row.epoch + 1,
+                    topic_id=None,
+                    reset_epoch=row.epoch + 1,
                     owner=None,
                     leader_epoch=None,
                     updated_at=datetime.now(UTC),
@@ -76,9 +98,21 @@ class MemoryStore:
 
     def delete(self, group: str, partitions: Iterable[Partition] | None = None) -> None:
         with self._lock:
-            chosen = None if partitions is None else set(partitions)
-            for key in [k for k in self._rows if k[0] == group and (chosen is None or k[1] in chosen)]:
-                self._last_epoch = max(self._last_epoch, self._rows.pop(key).epoch)
+            chosen = [p for g, p in self._rows if g == group] if partitions is None else set(partitions)
+            if partitions is None:
+                self._deleted[group, None] = ALWAYS
+            for partition in chosen:
+                row = self._rows.pop((group, partition), None)
+                self._deleted[group, partition] = ALWAYS if row is None else row.epoch
+                self._last_epoch = max(self._last_epoch, 0 if row is None else row.epoch)
+
+    def identity(self) -> str:
+        return self._id
+
+    def deleted(self, group: str, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        with self._lock:
+            known = {p: self._deleted.get((group, p), self._deleted.get((group, None))) for p in partitions}
+        return {p: epoch for p, epoch in known.items() if epoch is not None}
 
     def groups(self) -> list[str]:
         with self._lock:
@@ -87,11 +121,27 @@ class MemoryStore:
     def close(self) -> None:
         """Nothing to let go of: the rows stay with the object."""
 
-    def _claim(self, group: str, partition: Partition, owner: str, pinned: Positions) -> Position:
-        row = self._rows.get((group, partition)) or replace(pinned[partition], epoch=self._last_epoch)
-        claimed = replace(row, epoch=row.epoch + 1, owner=owner, updated_at=datetime.now(UTC))
+    def _claim(
+        self, group: str, partition: Partition, owner: str, pinned: Positions, terms: ClaimTerms | None = None
+    ) -> Position:
+        row = self._rows.get((group, partition))
+        if row is None:
+            self._about_to_make(group, partition)
+            row = replace(pinned[partition], epoch=self._last_epoch, reset_epoch=self._last_epoch)
+        generation = row.generation if terms is None else terms.generation
+        claimed = replace(row, epoch=row.epoch + 1, owner=owner, generation=generation, updated_at=datetime.now(UTC))
         self._rows[group, partition] = claimed
         return claimed
+
+    def _accepts(self, row: Position | None, partition: Partition, owner: str, terms: ClaimTerms | None) -> bool:
+        return claiming.accepts(row, partition, owner, terms)
+
+    def _about_to_make(self, group: str, partition: Partition) -> None:
+        """A row that is made is not deleted from there on."""
+        if (group, partition) in self._rows:
+            return
+        if (group, partition) in self._deleted or (group, None) in self._deleted:
+            self._deleted[group, partition] = self._last_epoch
 
     def _check(self, group: str, partition: Partition, position: Position) -> None:
         row = self._rows.get((group, partition))

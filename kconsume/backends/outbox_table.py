@@ -7,9 +7,9 @@ its numbers: by the partition whose records it came from, or, for what a person 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 
@@ -33,6 +33,18 @@ class Posted(msgspec.Struct, frozen=True, gc=False):
 
     number: int
     outgoing: Outgoing
+
+
+class Targets(NamedTuple):
+    """Of a partition's rows, those to these topics; or, with `others`, those to all other topics."""
+
+    topics: tuple[str, ...]
+    others: bool = False
+
+
+ALL_TARGETS: Final = Targets((), others=True)
+NO_TARGETS: Final[Mapping[Partition, Targets]] = {}
+"""All rows."""
 
 
 def headers_text(headers: Headers) -> str:
@@ -67,6 +79,7 @@ SQLITE_POST: Final = """insert into kconsume_outbox
     values (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 SQLITE_READ: Final = """select b.id, b.target, b.key, b.value, b.headers, b.record_timestamp from kconsume_outbox b
     where b.group_id = ? and b.topic = ? and b.partition = ? order by b.id limit ?"""
+_SQLITE_BEFORE_ORDER = " order by b.id"
 SQLITE_IS_OURS: Final = (
     "select 1 from kconsume_offsets where group_id = ? and topic = ? and partition = ? and epoch = ?"
 )
@@ -76,6 +89,18 @@ SQLITE_FORGET: Final = "delete from kconsume_seen where seen_at < ?"
 SQLITE_HAS_STRAYS: Final = "select 1 from kconsume_outbox where group_id = '' limit 1"
 SQLITE_LEASE: Final = """update kconsume_schema set relay = ?1, relay_at = ?2
     where relay = ?1 or relay_at is null or relay_at < ?3"""
+
+
+def sqlite_read(
+    group: str, partition: Partition, most: int, targets: Targets | None
+) -> tuple[str, tuple[str | int, ...]]:
+    """The statement that reads the first rows of a partition, and its parameters."""
+    if targets is None:
+        return SQLITE_READ, (group, *partition, most)
+    marks = ", ".join("?" * len(targets.topics))
+    chosen = f" and b.target {'not ' * targets.others}in ({marks})"
+    statement = SQLITE_READ.replace(_SQLITE_BEFORE_ORDER, chosen + _SQLITE_BEFORE_ORDER)
+    return statement, (group, *partition, *targets.topics, most)
 
 
 def sqlite_rows(group: str, partition: Partition, outgoing: Sequence[Outgoing], now: str) -> list[tuple[object, ...]]:

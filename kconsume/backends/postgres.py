@@ -15,16 +15,26 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import psycopg
 
+from kconsume.backends import claiming
 from kconsume.backends import postgres_tx as handlers
-from kconsume.backends.abc import AsyncTx, Position, Positions, Start, Tx
-from kconsume.backends.claiming import claim_pinned, fenced
-from kconsume.backends.outbox_table import NOBODYS, Posted, headers_of, postgres_rows
+from kconsume.backends.abc import AsyncTx, ClaimTerms, Position, Positions, Refused, Start, Tx
+from kconsume.backends.claiming import Answers, fenced
+from kconsume.backends.outbox_table import (
+    ALL_TARGETS,
+    NO_TARGETS,
+    NOBODYS,
+    Posted,
+    Targets,
+    headers_of,
+    postgres_rows,
+)
 from kconsume.backends.postgres_address import ISOLATION, POOL, Address, address_of
 from kconsume.backends.postgres_faults import store_error
 from kconsume.backends.postgres_floors import Floors
@@ -137,33 +147,44 @@ class PostgresStore:
                     stored = _positions(connection.execute(self._sql.load, _keys(group, [partition])))
                     raise fenced(group, partition, position.epoch, stored.get(partition), position.next_offset)
 
-    def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> dict[Partition, Position]:
-        def claim(wanted: Sequence[Partition], pinned: Positions) -> dict[Partition, Position] | list[Partition]:
-            def raised(connection: Plain) -> dict[Partition, Position] | list[Partition]:
-                known = {p for p, _ in _locked(connection, self._sql, group, wanted)}
-                if missing := [p for p in wanted if p not in known and p not in pinned]:
-                    return missing
-                if new := {p: position for p, position in pinned.items() if p not in known}:
+    def claim(
+        self,
+        group: str,
+        partitions: Sequence[Partition],
+        owner: str,
+        start: Start,
+        terms: ClaimTerms | None = None,
+    ) -> dict[Partition, Position | Refused]:
+        def claim(wanted: Sequence[Partition], pinned: Positions) -> Answers | list[Partition]:
+            def raised(connection: Plain) -> Answers | list[Partition]:
+                rows = _locked(connection, self._sql, group, wanted)
+                if new := {p: position for p, position in pinned.items() if p not in rows}:
+                    connection.execute(self._sql.about_to_make, _keys(group, new))
                     connection.execute(self._sql.pin, _pins(group, new))
-                return _positions(connection.execute(self._sql.raise_epochs, {**_keys(group, wanted), "owner": owner}))
+                    rows = _locked(connection, self._sql, group, wanted)  # another may have made some of them just now
+                accepted = [p for p in wanted if claiming.accepts(rows.get(p), p, owner, terms)]
+                if missing := [p for p in accepted if p not in rows]:
+                    return missing
+                late = {p: claiming.refused(group, p, terms, rows.get(p)) for p in wanted if p not in accepted}
+                return {**self._raised(connection, group, accepted, owner, terms), **late}
 
             return self._past_row_locks(raised)
 
         if not partitions:
             return {}
-        claimed = claim_pinned(partitions, start, self.load(group, partitions), claim)
+        answers = claiming.claim_pinned(partitions, start, self.load(group, partitions), claim, terms)
         # What is returned is final: whoever moved an offset meanwhile held its row, and the update waited for that.
-        self._end_earlier_owners(group, {p: position.epoch for p, position in claimed.items()})
-        return claimed
+        self._end_earlier_owners(group, {p: each.epoch for p, each in answers.items() if isinstance(each, Position)})
+        return answers
 
     def reclaim(self, group: str, epochs: Epochs, owner: str) -> dict[Partition, Position]:
         def raised(connection: Plain) -> dict[Partition, Position]:
-            stored = dict(_locked(connection, self._sql, group, sorted(epochs)))
+            stored = _locked(connection, self._sql, group, sorted(epochs))
             for partition, epoch in epochs.items():
-                if stored.get(partition) != epoch:
-                    row = _positions(connection.execute(self._sql.load, _keys(group, [partition])))
-                    raise fenced(group, partition, epoch, row.get(partition))
-            return _positions(connection.execute(self._sql.raise_epochs, {**_keys(group, epochs), "owner": owner}))
+                row = stored.get(partition)
+                if row is None or row.epoch != epoch:
+                    raise fenced(group, partition, epoch, row)
+            return self._raised(connection, group, epochs, owner, None)
 
         claimed = self._past_row_locks(raised)
         self._end_earlier_owners(group, {p: position.epoch for p, position in claimed.items()})
@@ -242,14 +263,19 @@ class PostgresStore:
 
     # For the relay
 
-    def posted(self, group: str, epochs: Epochs, most: int) -> dict[Partition, list[Posted]]:
+    def posted(
+        self, group: str, epochs: Epochs, most: int, targets: Mapping[Partition, Targets] = NO_TARGETS
+    ) -> dict[Partition, list[Posted]]:
         asked = list(epochs)
         with self._ours() as connection, connection.cursor(binary=True) as cursor:
             floors = [self._floors.above(group, p, epoch) for p, epoch in epochs.items()]
             values = {**_keys(group, asked), "epochs": list(epochs.values()), "floors": floors, "most": most}
-            rows = cursor.execute(self._sql.posted, values).fetchall()
+            if targets:
+                chosen = [targets.get(p, ALL_TARGETS) for p in asked]
+                values["names"], values["others"] = [",".join(c.topics) for c in chosen], [c.others for c in chosen]
+            rows = cursor.execute(self._sql.posted_to if targets else self._sql.posted, values).fetchall()
         lots = {asked[place - 1]: list(map(_posted, lot)) for place, lot in groupby(rows, itemgetter(0))}
-        for partition in asked:
+        for partition in () if targets else asked:  # a floor rests on all rows of its partition
             self._floors.read(group, partition, [row.number for row in lots.get(partition, ())])
         return lots
 
@@ -263,11 +289,13 @@ class PostgresStore:
         for partition, each in numbers.items():
             self._floors.deleted(group, partition, each)
 
-    def strays(self, owner: str, most: int) -> list[Posted]:
+    def strays(self, owner: str, most: int, targets: Targets | None = None) -> list[Posted]:
         with self._ours() as connection:
             if connection.execute(self._sql.lease, {"owner": owner}).rowcount != 1:
                 return []
-            return list(map(_posted, connection.execute(self._sql.strays, {"most": most})))
+            names, others = targets or ALL_TARGETS
+            values = {"most": most, "names": list(names), "others": others}
+            return list(map(_posted, connection.execute(self._sql.strays, values)))
 
     def posting(self, outgoing: Outgoing) -> tuple[str, dict[str, Any]]:
         self._desk_is_ready()
@@ -282,6 +310,7 @@ class PostgresStore:
     def reset(self, group: str, offsets: Mapping[Partition, int]) -> None:
         if offsets:
             with self._writing() as connection:
+                connection.execute(self._sql.about_to_make, _keys(group, offsets))
                 connection.execute(self._sql.reset, {**_keys(group, offsets), "offsets": list(offsets.values())})
 
     def delete(self, group: str, partitions: Iterable[Partition] | None = None) -> None:
@@ -291,6 +320,16 @@ class PostgresStore:
                 connection.execute(self._sql.delete_group, {"group": group})
             else:
                 connection.execute(self._sql.delete, _keys(group, list(partitions)))
+
+    def identity(self) -> str:
+        with self._ours() as connection:
+            (name,) = connection.execute(self._sql.identity, {}).fetchone() or ("",)
+        return str(name)
+
+    def deleted(self, group: str, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        with self._ours() as connection:
+            rows = connection.execute(self._sql.deleted, _keys(group, list(partitions)))
+            return {Partition(topic, number): epoch for topic, number, epoch in rows}
 
     def groups(self) -> list[str]:
         with self._ours() as connection:
@@ -310,6 +349,13 @@ class PostgresStore:
         """Raise epochs in a transaction, whoever has the rows locked."""
         with self._writing() as connection, row_holders_ended(self._at, connection):
             return raised(connection)
+
+    def _raised(
+        self, connection: Plain, group: str, partitions: Iterable[Partition], owner: str, terms: ClaimTerms | None
+    ) -> dict[Partition, Position]:
+        generation = None if terms is None else terms.generation
+        values = {**_keys(group, partitions), "owner": owner, "generation": generation}
+        return _positions(connection.execute(self._sql.raise_epochs, values))
 
     def _end_earlier_owners(self, group: str, epochs: Epochs) -> None:
         locks = [lock_of(self._sql.prefix, group, p) for p in epochs]
@@ -411,13 +457,17 @@ def _pins(group: str, positions: Positions) -> dict[str, Any]:
     }
 
 
-def _locked(connection: Plain, sql: Statements, group: str, wanted: Sequence[Partition]) -> list[tuple[Partition, int]]:
-    rows = connection.execute(sql.lock_rows, _keys(group, wanted))
-    return [(Partition(topic, number), epoch) for topic, number, epoch in rows]
+def _locked(connection: Plain, sql: Statements, group: str, wanted: Sequence[Partition]) -> dict[Partition, Position]:
+    return _positions(connection.execute(sql.lock_rows, _keys(group, wanted)))
 
 
 def _positions(rows: Iterable[tuple[Any, ...]]) -> dict[Partition, Position]:
-    return {Partition(topic, number): Position(*rest) for topic, number, *rest in rows}
+    return {Partition(topic, number): _position(*row) for topic, number, *row in rows}
+
+
+def _position(offset: int, epoch: int, *rest: Any) -> Position:
+    *others, generation, reset_epoch = rest
+    return replace(Position(offset, epoch, *others), generation=generation, reset_epoch=reset_epoch)
 
 
 def _posted(row: tuple[Any, ...]) -> Posted:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import Connection, errors
 
 from kconsume.backends.postgres_address import Address
 from kconsume.backends.postgres_faults import store_error
-from kconsume.backends.postgres_sql import BEGIN_SCHEMA, STEPS, VERSION, Statements, quoted
+from kconsume.backends.postgres_sql import ADD, ADDITIONS, BEGIN_SCHEMA, STEPS, VERSION, Statements, quoted
 from kconsume.errors import ConfigurationError, StoreError
 
 _log = logging.getLogger("kconsume.stores")
@@ -21,15 +21,15 @@ _ALONE = "select pg_advisory_xact_lock(hashtextextended('kconsume schema', 0))"
 
 
 def ready(connection: Connection[tuple[Any, ...]], sql: Statements, address: Address) -> None:
-    """Whether the tables are there in our version; made or brought up to date if they are not."""
+    """Whether the tables are there in our version, with its additions; made or brought up to date if they are not."""
     try:
-        version = version_of(connection, sql)
+        version, additions = state_of(connection, sql)
         if version > VERSION:
             raise StoreError(
                 f"{address.shown} has tables of version {version}, and this kconsume writes version {VERSION}: "
                 f"upgrade kconsume here"
             )
-        if version < VERSION:
+        if version < VERSION or additions < ADDITIONS:
             try:
                 _bring_up_to_date(connection, sql, address)
             except errors.InsufficientPrivilege as error:
@@ -42,20 +42,33 @@ def ready(connection: Connection[tuple[Any, ...]], sql: Statements, address: Add
         raise store_error(error, address.shown) from error
 
 
-def version_of(connection: Connection[tuple[Any, ...]], sql: Statements) -> int:
-    """Of the tables that are there; 0 if there are none."""
+class Found(NamedTuple):
+    """The tables that are there."""
+
+    version: int
+    """0 if there are none."""
+    additions: int
+    """How much of what was added to that version they have."""
+
+    @property
+    def is_ours(self) -> bool:
+        return self.version == VERSION and self.additions >= ADDITIONS
+
+
+def state_of(connection: Connection[tuple[Any, ...]], sql: Statements) -> Found:
     # From pg_class: a server that once found no such table goes on saying so until it opens some relation.
     if connection.execute("select 1 from pg_class where oid = to_regclass(%s)", (sql.schema,)).fetchone() is None:
-        return 0
-    (version,) = connection.execute(f"select version from {sql.schema}").fetchone() or (0,)
-    return int(version)
+        return Found(0, 0)
+    # By way of JSON: a column that is not there is nothing, and no error.
+    asked = f"select version, coalesce((to_jsonb(s) ->> 'additions')::integer, 0) from {sql.schema} s"
+    return Found(*(connection.execute(asked).fetchone() or (0, 0)))
 
 
-def alone(connection: Connection[tuple[Any, ...]], sql: Statements) -> int:
-    """Until the transaction ends, nobody else makes or changes the tables. Answers with the version that is there now,
-    for another may have been here first."""
+def alone(connection: Connection[tuple[Any, ...]], sql: Statements) -> Found:
+    """Until the transaction ends, nobody else makes or changes the tables. Answers with what is there now, for another
+    may have been here first."""
     connection.execute(_ALONE)
-    return version_of(connection, sql)
+    return state_of(connection, sql)
 
 
 def found(connection: Connection[tuple[Any, ...]], sql: Statements) -> Statements:
@@ -67,23 +80,29 @@ def found(connection: Connection[tuple[Any, ...]], sql: Statements) -> Statement
 
 
 def script(sql: Statements, schema: str | None = None, since: int = 0) -> str:
-    """What brings the tables from a version to ours, for people to read and to run."""
+    """What brings the tables from a version to ours, for people to read and to run. It may be run twice if the tables
+    have our version and miss only additions."""
     begin = "" if schema is None else f"create schema if not exists {sql.prefix.rstrip('.')};\n"
-    steps = [step.format(schema=sql.prefix) for step in STEPS[since:]]
+    steps = [step.format(schema=sql.prefix) for step in (*STEPS[since:], ADD)]
     return begin + "\n".join(steps)
+
+
+def set_version(sql: Statements) -> str:
+    return f"update {sql.schema} set version = {VERSION}, additions = {ADDITIONS}"
 
 
 def _bring_up_to_date(connection: Connection[tuple[Any, ...]], sql: Statements, address: Address) -> None:
     connection.execute(BEGIN_SCHEMA)
     try:
-        since = alone(connection, sql)
-        if since < VERSION:
+        there = alone(connection, sql)
+        if not there.is_ours:
+            since = there.version
             sql = found(connection, sql)  # what is new goes where the rest is, wherever `search_path` begins
             schema = address.schema
             if schema is not None and _has_schema(connection, schema):
                 schema = None  # to ask for it again needs a right that is not needed
             connection.execute(script(sql, schema, since))
-            connection.execute(f"update {sql.schema} set version = {VERSION}")
+            connection.execute(set_version(sql))
             _log.info("tables brought up to date store=%s from=%d to=%d", address.shown, since, VERSION)
         connection.execute("commit")
     finally:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from kconsume.backends.abc import ALWAYS
 from kconsume.backends.outbox_table import KEPT_DAYS, LEASE, POSTGRES_STEP
 from kconsume.records import Partition
 
@@ -34,16 +35,37 @@ insert into {schema}kconsume_schema (version) values (1);
 STEPS = (_CREATE, POSTGRES_STEP)
 """The step at index n makes version n + 1 out of version n."""
 
+ADDITIONS = 1
+"""How many times something was added to the tables of this version that an earlier kconsume does not miss: columns that
+may be empty, tables that it does not know. So processes of both run side by side, whichever starts first; a change that
+they cannot share is a new version."""
+ADD = """\
+alter table {schema}kconsume_schema add column if not exists additions integer;
+alter table {schema}kconsume_offsets add column if not exists generation bigint;
+alter table {schema}kconsume_schema add column if not exists store_id text;
+alter table {schema}kconsume_offsets add column if not exists reset_epoch bigint;
+create table if not exists {schema}kconsume_deleted (
+    group_id text not null, topic text not null, partition integer not null, epoch bigint not null,
+    deleted_at timestamptz not null default now(), primary key (group_id, topic, partition)
+);
+update {schema}kconsume_schema set store_id = md5(random()::text || random()::text || clock_timestamp()::text)
+    where store_id is null;
+"""
+"""All of them, in any order and as often as one likes."""
+
 RIGHTS = (
+    ("kconsume_deleted", "select, insert, update"),
     ("kconsume_offsets", "select, insert, update, delete"),
     ("kconsume_outbox", "select, insert, delete"),
     ("kconsume_schema", "select, update"),
     ("kconsume_seen", "select, insert, delete"),
 )
 
-_ROW = "next_offset, epoch, topic_id, owner, leader_epoch, metadata, updated_at"
+_ROW = "next_offset, epoch, topic_id, owner, leader_epoch, metadata, updated_at, generation, coalesce(reset_epoch, 0)"
 _KEY = "group_id = %(group)s and topic = %(topic)s and partition = %(partition)s"
 _WANTED = "unnest(%(topics)s::text[], %(partitions)s::int[])"
+_BURY_AGAIN = """on conflict (group_id, topic, partition)
+            do update set epoch = excluded.epoch, deleted_at = excluded.deleted_at"""
 _IS_WANTED = "o.group_id = %(group)s and o.topic = w.topic and o.partition = w.partition"
 
 
@@ -110,13 +132,15 @@ class Statements:
     @property
     def lock_rows(self) -> str:
         """Always in the same order, so that two who want some of the same rows never wait for each other."""
-        return f"select o.topic, o.partition, o.epoch from {self._offsets} o, {_WANTED} w(topic, partition) \
+        return f"select o.topic, o.partition, {_ROW} from {self._offsets} o, {_WANTED} w(topic, partition) \
             where {_IS_WANTED} order by o.topic, o.partition for update of o"
 
     @property
     def pin(self) -> str:
-        return f"""insert into {self._offsets} (group_id, topic, partition, next_offset, epoch, topic_id, leader_epoch)
-            select %(group)s, w.topic, w.partition, w.next_offset, s.last_epoch, w.topic_id, w.leader_epoch
+        return f"""insert into {self._offsets}
+                (group_id, topic, partition, next_offset, epoch, reset_epoch, topic_id, leader_epoch)
+            select %(group)s, w.topic, w.partition, w.next_offset, s.last_epoch, s.last_epoch,
+                w.topic_id, w.leader_epoch
             from {self._last_epoch} s, unnest(%(topics)s::text[], %(partitions)s::int[], %(offsets)s::bigint[],
                 %(topic_ids)s::text[], %(leader_epochs)s::int[])
                 w(topic, partition, next_offset, topic_id, leader_epoch)
@@ -134,7 +158,8 @@ class Statements:
 
     @property
     def raise_epochs(self) -> str:
-        return f"""update {self._offsets} o set epoch = o.epoch + 1, owner = %(owner)s, updated_at = now()
+        return f"""update {self._offsets} o set epoch = o.epoch + 1, owner = %(owner)s,
+                generation = coalesce(%(generation)s::bigint, o.generation), updated_at = now()
             from {_WANTED} w(topic, partition) where {_IS_WANTED} returning o.topic, o.partition, {_ROW}"""
 
     @property
@@ -150,23 +175,59 @@ class Statements:
 
     @property
     def reset(self) -> str:
-        return f"""insert into {self._offsets} as o (group_id, topic, partition, next_offset, epoch)
-            select %(group)s, w.topic, w.partition, w.next_offset, s.last_epoch + 1
+        return f"""insert into {self._offsets} as o (group_id, topic, partition, next_offset, epoch, reset_epoch)
+            select %(group)s, w.topic, w.partition, w.next_offset, s.last_epoch + 1, s.last_epoch + 1
             from {self._last_epoch} s, unnest(%(topics)s::text[], %(partitions)s::int[], %(offsets)s::bigint[])
                 w(topic, partition, next_offset)
             order by w.topic, w.partition
             on conflict (group_id, topic, partition) do update set next_offset = excluded.next_offset,
-                epoch = o.epoch + 1, owner = null, leader_epoch = null, metadata = '', updated_at = now()"""
+                epoch = o.epoch + 1, reset_epoch = o.epoch + 1, topic_id = null, owner = null, leader_epoch = null,
+                metadata = '', updated_at = now()"""
 
     @property
     def delete(self) -> str:
         return f"""with gone as (
-            delete from {self._offsets} o using {_WANTED} w(topic, partition) where {_IS_WANTED} returning o.epoch
-        ) {self._retire}"""
+            delete from {self._offsets} o using {_WANTED} w(topic, partition) where {_IS_WANTED}
+            returning o.topic, o.partition, o.epoch
+        ), buried as ({self._bury} select distinct %(group)s, w.topic, w.partition, coalesce(g.epoch, {ALWAYS})
+            from {_WANTED} w(topic, partition) left join gone g using (topic, partition) {_BURY_AGAIN})
+        {self._retire}"""
 
     @property
     def delete_group(self) -> str:
-        return f"with gone as (delete from {self._offsets} where group_id = %(group)s returning epoch) {self._retire}"
+        return f"""with gone as (
+            delete from {self._offsets} where group_id = %(group)s returning topic, partition, epoch
+        ), buried as ({self._bury} select %(group)s, topic, partition, epoch from gone
+            union all select %(group)s, '', -1, {ALWAYS} {_BURY_AGAIN})
+        {self._retire}"""
+
+    @property
+    def _deleted(self) -> str:
+        return f"{self._prefix}kconsume_deleted"
+
+    @property
+    def _bury(self) -> str:
+        return f"insert into {self._deleted} as d (group_id, topic, partition, epoch)"
+
+    @property
+    def about_to_make(self) -> str:
+        """A row that is made is not deleted from there on."""
+        return f"""{self._bury} select %(group)s, w.topic, w.partition, s.last_epoch
+            from {self._last_epoch} s, {_WANTED} w(topic, partition)
+            where not exists (select 1 from {self._offsets} o where {_IS_WANTED})
+              and exists (select 1 from {self._deleted} e where e.group_id = %(group)s
+                and (e.topic = '' or e.topic = w.topic and e.partition = w.partition))
+            order by w.topic, w.partition {_BURY_AGAIN}"""
+
+    @property
+    def deleted(self) -> str:
+        return f"""select w.topic, w.partition, d.epoch from {_WANTED} w(topic, partition) cross join lateral (
+            select epoch from {self._deleted} e where e.group_id = %(group)s
+              and (e.topic = '' or e.topic = w.topic and e.partition = w.partition) order by e.topic desc limit 1) d"""
+
+    @property
+    def identity(self) -> str:
+        return f"select store_id from {self._schema}"
 
     @property
     def _retire(self) -> str:
@@ -218,6 +279,17 @@ class Statements:
             order by w.place, b.id"""
 
     @property
+    def posted_to(self) -> str:
+        """The same, of the rows to some topics, or to all others. No name of a topic has a comma in it."""
+        arrays, columns, condition = "%(floors)s::bigint[]", "epoch, floor, place)", "r.id > w.floor"
+        chosen = "(r.target = any(string_to_array(w.names, ','))) <> w.others"
+        return (
+            self.posted.replace(arrays, f"{arrays}, %(names)s::text[], %(others)s::bool[]")
+            .replace(columns, "epoch, floor, names, others, place)")
+            .replace(condition, f"{condition} and {chosen}")
+        )
+
+    @property
     def delivered(self) -> str:
         return f"delete from {self._outbox} where {_KEY} and id = any(%(numbers)s::bigint[])"
 
@@ -241,7 +313,8 @@ class Statements:
     @property
     def strays(self) -> str:
         return f"""select 1, id, target, key, value, headers, record_timestamp from {self._outbox}
-            where group_id = '' and topic = '' and partition = 0 order by id limit %(most)s"""
+            where group_id = '' and topic = '' and partition = 0
+              and (target = any(%(names)s::text[])) <> %(others)s order by id limit %(most)s"""
 
     # Who is in the way of a claim
 

@@ -13,13 +13,15 @@ One hash a partition, without an expiry, under names that begin with `kconsume:`
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeAlias, cast
 
-from kconsume.backends.abc import Position, Positions, Start
-from kconsume.backends.claiming import claim_pinned, fenced
+from kconsume.backends import claiming
+from kconsume.backends.abc import ALWAYS, ClaimTerms, Position, Positions, Refused, Start
+from kconsume.backends.claiming import Answers, fenced
 from kconsume.errors import (
     ConfigurationError,
     MissingExtra,
@@ -96,21 +98,29 @@ class RedisStore:
         answer = self._run(scripts.SAVE, self._keys(group, wanted), _now(), *(each for row in rows for each in row))
         self._must_be_done(answer, group, positions)
 
-    def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> dict[Partition, Position]:
+    def claim(
+        self,
+        group: str,
+        partitions: Sequence[Partition],
+        owner: str,
+        start: Start,
+        terms: ClaimTerms | None = None,
+    ) -> dict[Partition, Position | Refused]:
         if not partitions:
             return {}
 
-        def claim(wanted: Sequence[Partition], pinned: Positions) -> dict[Partition, Position] | Sequence[Partition]:
-            rows = (_pin(p, pinned.get(p)) for p in wanted)
+        def claim(wanted: Sequence[Partition], pinned: Positions) -> Answers | Sequence[Partition]:
+            rows = ((*_pin(p, pinned.get(p)), _expected(p, terms)) for p in wanted)
             keys = [*self._names.of_group(group), *self._keys(group, wanted)]
-            begin = (group, owner, _now(), scripts.SCHEMA_VERSION)
+            generation = _number(None if terms is None else terms.generation)
+            begin = (group, owner, _now(), scripts.SCHEMA_VERSION, generation)
             answer = self._run(scripts.CLAIM, keys, *begin, *(each for row in rows for each in row))
             if answer.word == "missing":
                 return [wanted[i - 1] for i in cast("Sequence[int]", answer.rest[0])]
             self._must_be_done(answer, group, dict.fromkeys(wanted, Position(0)))
-            return _positions(wanted, answer)
+            return self._answers(group, wanted, answer, terms)
 
-        return claim_pinned(partitions, start, self.load(group, partitions), claim)
+        return claiming.claim_pinned(partitions, start, self.load(group, partitions), claim, terms)
 
     def reclaim(self, group: str, epochs: Mapping[Partition, int], owner: str) -> dict[Partition, Position]:
         if not epochs:
@@ -150,12 +160,29 @@ class RedisStore:
 
     def delete(self, group: str, partitions: Iterable[Partition] | None = None) -> None:
         chosen = self._partitions(group) if partitions is None else list(partitions)
+        if partitions is None:
+            self._line.call("HSET", self._names.meta, _deletion(group), str(ALWAYS))
         while chosen:
             keys = [*self._names.of_group(group), *self._keys(group, chosen)]
             self._checked()
             self._line.run(scripts.DELETE, keys, group, *map(member_of, chosen))
             # A row that was made meanwhile is the group's too.
             chosen = self._partitions(group) if partitions is None else []
+
+    def identity(self) -> str:
+        self._checked()
+        if (name := self._line.call("HGET", self._names.meta, "store_id")) is None:
+            self._line.call("HSETNX", self._names.meta, "store_id", uuid.uuid4().hex)
+            name = self._line.call("HGET", self._names.meta, "store_id")
+        return cast(bytes, name).decode()
+
+    def deleted(self, group: str, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        self._checked()
+        wanted = list(partitions)
+        fields = [_deletion(group), *(_deletion(group, p) for p in wanted)]
+        of_all, *each = cast("Sequence[bytes | None]", self._line.call("HMGET", self._names.meta, *fields))
+        known = {p: own or of_all for p, own in zip(wanted, each, strict=True)}
+        return {p: int(epoch) for p, epoch in known.items() if epoch is not None}
 
     def groups(self) -> list[str]:
         self._checked()
@@ -260,6 +287,16 @@ class RedisStore:
         word, *rest = cast("Sequence[Reply]", self._line.run(script, keys, *arguments))
         return _Answer(cast(bytes, word).decode(), rest)
 
+    def _answers(
+        self, group: str, wanted: Sequence[Partition], answer: _Answer, terms: ClaimTerms | None
+    ) -> dict[Partition, Position | Refused]:
+        rows = cast("Sequence[Fields]", answer.rest[0])
+        stored = {
+            p: row_of(p, fields).position for p, fields in zip(wanted, rows, strict=True) if fields[0] is not None
+        }
+        late = {wanted[i - 1] for i in cast("Sequence[int]", answer.rest[1])}
+        return {p: claiming.refused(group, p, terms, stored.get(p)) if p in late else stored[p] for p in wanted}
+
     def _must_be_done(self, answer: _Answer, group: str, ours: Positions) -> None:
         """Raise what an answer other than `done` says of one of our partitions; `ours` is in the order of the keys."""
         if answer.word == "done":
@@ -345,6 +382,15 @@ def _pin(partition: Partition, start: Position | None) -> tuple[str, str, str, s
     if start is None:
         return member_of(partition), "", "", ""
     return member_of(partition), str(start.next_offset), start.topic_id or "", _number(start.leader_epoch)
+
+
+def _expected(partition: Partition, terms: ClaimTerms | None) -> str:
+    return "" if terms is None or terms.epochs is None else str(terms.epochs[partition])
+
+
+def _deletion(group: str, partition: Partition | None = None) -> str:
+    """The field of `meta`; without a partition, that of those that had no row."""
+    return f"deleted:{group}:{'' if partition is None else member_of(partition)}"
 
 
 def _number(value: int | None) -> str:

@@ -74,7 +74,7 @@ class Names:
 def row_of(partition: Partition, fields: Fields) -> Row:
     text = [None if field is None else field.decode(errors="replace") for field in fields]
     position, failure = text[: len(POSITION)], text[len(POSITION) :]
-    next_offset, epoch, topic_id, owner, leader_epoch, metadata, updated_at = position
+    next_offset, epoch, topic_id, owner, leader_epoch, metadata, updated_at, generation, reset_epoch = position
     return Row(
         Position(
             int(next_offset or 0),
@@ -84,6 +84,8 @@ def row_of(partition: Partition, fields: Fields) -> Row:
             None if leader_epoch is None else int(leader_epoch),
             metadata or "",
             _moment(updated_at),
+            generation=None if generation is None else int(generation),
+            reset_epoch=int(reset_epoch or 0),
         ),
         _failed(partition, failure),
     )

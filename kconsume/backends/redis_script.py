@@ -17,7 +17,9 @@ import hashlib
 
 SCHEMA_VERSION = "1"
 
-POSITION = ("next", "epoch", "topic_id", "owner", "leader_epoch", "metadata", "updated_at")
+POSITION = (
+    "next", "epoch", "topic_id", "owner", "leader_epoch", "metadata", "updated_at", "generation", "reset_epoch",
+)  # fmt: skip
 FAILURE = (
     "failed_offset", "failed_end", "failed_index", "failed_of", "failed_command", "failed_error", "failed_at",
 )  # fmt: skip
@@ -71,6 +73,18 @@ local function run(i, behind, ...)  -- the command that is part i, of its words 
 end
 """
 
+# Which rows were deleted, up to which epoch, is kept in `meta`, by group and member. No member has a colon, and one
+# without a name stands for those of the group that had no row. A row that is made is not deleted from there on.
+_ABOUT_TO_MAKE = """
+local function about_to_make(group, member, last_epoch)
+  local gone = 'deleted:' .. group .. ':'
+  local held = redis.call('HMGET', KEYS[1], gone, gone .. member)
+  if held[1] or held[2] then
+    redis.call('HSET', KEYS[1], gone .. member, last_epoch)
+  end
+end
+"""
+
 # KEYS: rows. Answers with each row; one that is not there is all nothing.
 LOAD = Script(
     _ROW
@@ -83,18 +97,38 @@ return rows
 """
 )
 
-# KEYS: meta, groups, members, rows. ARGV: group, owner, now, version; a row: member, next, topic_id, leader_epoch.
+# Whether a row accepts a claim, as `claiming.accepts` has it. Generations are small enough to be numbers of Lua's.
+_ACCEPTS = """
+local function accepts(epoch, row_generation, row_owner, owner, generation, expected)
+  if generation == '' then
+    return true
+  end
+  if expected ~= '' then
+    return epoch == expected
+  end
+  if not epoch or not row_generation or tonumber(row_generation) < tonumber(generation) then
+    return true
+  end
+  return row_generation == generation and (not row_owner or row_owner == owner)
+end
+"""
+
+# KEYS: meta, groups, members, rows. ARGV: group, owner, now, version, generation or nothing; a row: member, next,
+# topic_id, leader_epoch, the epoch that it must have or nothing. Answers with all rows, and which were refused.
 CLAIM = Script(
     _ROW
+    + _ACCEPTS
+    + _ABOUT_TO_MAKE
     + """
-local missing, failed, rows_of_failed = {}, {}, {}
+local missing, failed, rows_of_failed, late = {}, {}, {}, {}
 for i = 4, #KEYS do
-  local at = 5 + (i - 4) * 4
-  local held = redis.call('HMGET', KEYS[i], 'epoch', 'failed_offset')
-  if held[2] then
+  local at = 6 + (i - 4) * 5
+  local held = redis.call('HMGET', KEYS[i], 'epoch', 'failed_offset', 'generation', 'owner')
+  if not accepts(held[1], held[3], held[4], ARGV[2], ARGV[5], ARGV[at + 4]) then
+    late[i] = true
+  elseif held[2] then
     failed[#failed + 1], rows_of_failed[#failed + 1] = i - 3, row_of(KEYS[i])
-  end
-  if not held[1] and ARGV[at + 1] == '' then
+  elseif not held[1] and ARGV[at + 1] == '' then
     missing[#missing + 1] = i - 3
   end
 end
@@ -106,21 +140,27 @@ if #missing > 0 then
 end
 redis.call('HSETNX', KEYS[1], 'version', ARGV[4])
 local last_epoch = redis.call('HGET', KEYS[1], 'last_epoch') or '0'
-local rows = {}
+local rows, refused = {}, {}
 for i = 4, #KEYS do
-  local key, at = KEYS[i], 5 + (i - 4) * 4
-  if redis.call('EXISTS', key) == 0 then
-    redis.call('HSET', key, 'next', ARGV[at + 1], 'epoch', last_epoch, 'metadata', '')
-    if ARGV[at + 2] ~= '' then redis.call('HSET', key, 'topic_id', ARGV[at + 2]) end
-    if ARGV[at + 3] ~= '' then redis.call('HSET', key, 'leader_epoch', ARGV[at + 3]) end
-    redis.call('SADD', KEYS[3], ARGV[at])
+  local key, at = KEYS[i], 6 + (i - 4) * 5
+  if late[i] then
+    refused[#refused + 1] = i - 3
+  else
+    if redis.call('EXISTS', key) == 0 then
+      about_to_make(ARGV[1], ARGV[at], last_epoch)
+      redis.call('HSET', key, 'next', ARGV[at + 1], 'epoch', last_epoch, 'reset_epoch', last_epoch, 'metadata', '')
+      if ARGV[at + 2] ~= '' then redis.call('HSET', key, 'topic_id', ARGV[at + 2]) end
+      if ARGV[at + 3] ~= '' then redis.call('HSET', key, 'leader_epoch', ARGV[at + 3]) end
+      redis.call('SADD', KEYS[3], ARGV[at])
+    end
+    redis.call('HINCRBY', key, 'epoch', 1)
+    redis.call('HSET', key, 'owner', ARGV[2], 'updated_at', ARGV[3])
+    if ARGV[5] ~= '' then redis.call('HSET', key, 'generation', ARGV[5]) end
   end
-  redis.call('HINCRBY', key, 'epoch', 1)
-  redis.call('HSET', key, 'owner', ARGV[2], 'updated_at', ARGV[3])
   rows[i - 3] = row_of(key)
 end
-redis.call('SADD', KEYS[2], ARGV[1])
-return {'done', rows}
+if #refused < #rows then redis.call('SADD', KEYS[2], ARGV[1]) end
+return {'done', rows, refused}
 """
 )
 
@@ -184,18 +224,21 @@ return {'done'}
 
 # KEYS: meta, groups, members, rows. ARGV: group, now, version; a row: member, next.
 RESET = Script(
-    f"""
+    _ABOUT_TO_MAKE
+    + f"""
 redis.call('HSETNX', KEYS[1], 'version', ARGV[3])
 local last_epoch = redis.call('HGET', KEYS[1], 'last_epoch') or '0'
 for i = 4, #KEYS do
   local key, at = KEYS[i], 4 + (i - 4) * 2
   if redis.call('EXISTS', key) == 0 then
+    about_to_make(ARGV[1], ARGV[at], last_epoch)
     redis.call('HSET', key, 'epoch', last_epoch, 'metadata', '')
     redis.call('SADD', KEYS[3], ARGV[at])
   end
   redis.call('HINCRBY', key, 'epoch', 1)
-  redis.call('HSET', key, 'next', ARGV[at + 1], 'updated_at', ARGV[2])
-  redis.call('HDEL', key, 'owner', 'leader_epoch', {_quoted(FAILURE)})
+  local epoch = redis.call('HGET', key, 'epoch')
+  redis.call('HSET', key, 'next', ARGV[at + 1], 'reset_epoch', epoch, 'updated_at', ARGV[2])
+  redis.call('HDEL', key, 'topic_id', 'owner', 'leader_epoch', {_quoted(FAILURE)})
 end
 redis.call('SADD', KEYS[2], ARGV[1])
 return {{'done'}}
@@ -214,6 +257,7 @@ for i = 4, #KEYS do
   if epoch and below(last_epoch, epoch) then
     last_epoch = epoch
   end
+  redis.call('HSET', KEYS[1], 'deleted:' .. ARGV[1] .. ':' .. ARGV[i - 2], epoch or '9223372036854775807')
 end
 redis.call('HSET', KEYS[1], 'last_epoch', last_epoch)
 for i = 4, #KEYS do

@@ -23,14 +23,22 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import ClassVar, NamedTuple, TypeAlias
 
-from kconsume.backends import letter_table, outbox_table
-from kconsume.backends.abc import Position, Positions, Start
-from kconsume.backends.claiming import claim_pinned, fenced
-from kconsume.backends.outbox_table import Posted
+from kconsume.backends import claiming, letter_table, outbox_table
+from kconsume.backends.abc import ALWAYS, ClaimTerms, Position, Positions, Refused, Start
+from kconsume.backends.claiming import Answers, fenced
+from kconsume.backends.outbox_table import NO_TARGETS, Posted, Targets
 from kconsume.backends.sqlite_door import ENDED, Door, LentConnection
 from kconsume.backends.sqlite_faults import STATEMENT_ERRORS, in_a_handler, may_pass, ours
 from kconsume.backends.sqlite_place import must_be_local, trouble_at
-from kconsume.backends.sqlite_schema import BEGIN, COMMIT, ROLLBACK, SCHEMA_VERSION, bring_up_to_date, version_of
+from kconsume.backends.sqlite_schema import (
+    BEGIN,
+    COMMIT,
+    ROLLBACK,
+    SCHEMA_VERSION,
+    bring_up_to_date,
+    is_up_to_date,
+    version_of,
+)
 from kconsume.errors import ConfigurationError, Fenced, StoreError, StoreUnavailable, TransactionMisused
 from kconsume.failures.letters import Letter
 from kconsume.output import Outgoing
@@ -38,13 +46,14 @@ from kconsume.records import Partition
 from kconsume.settings import masked_address
 
 _KEY = "group_id = ? and topic = ? and partition = ?"
-_READ = f"""select next_offset, epoch, topic_id, owner, leader_epoch, metadata, updated_at
-            from kconsume_offsets where {_KEY}"""
+_READ = f"""select next_offset, epoch, topic_id, owner, leader_epoch, metadata, updated_at, generation,
+            coalesce(reset_epoch, 0) from kconsume_offsets where {_KEY}"""
 _PIN = """insert into kconsume_offsets
-          (group_id, topic, partition, next_offset, epoch, topic_id, leader_epoch, updated_at)
-          values (?, ?, ?, ?, (select last_epoch from kconsume_schema), ?, ?, ?) on conflict do nothing"""
-_CLAIM = f"update kconsume_offsets set epoch = epoch + 1, owner = ?, updated_at = ? where {_KEY}"
-_RECLAIM = f"{_CLAIM} and epoch = ?"
+          (group_id, topic, partition, next_offset, epoch, reset_epoch, topic_id, leader_epoch, updated_at)
+          select ?, ?, ?, ?, last_epoch, last_epoch, ?, ?, ? from kconsume_schema where true on conflict do nothing"""
+_CLAIM = f"""update kconsume_offsets
+             set epoch = epoch + 1, owner = ?, generation = coalesce(?, generation), updated_at = ? where {_KEY}"""
+_RECLAIM = f"update kconsume_offsets set epoch = epoch + 1, owner = ?, updated_at = ? where {_KEY} and epoch = ?"
 _SAVE = f"""update kconsume_offsets set next_offset = ?, leader_epoch = ?, updated_at = ?,
             topic_id = coalesce(?, topic_id)
             where {_KEY} and epoch = ? and next_offset <= ? and next_offset in (coalesce(?, next_offset), ?)"""
@@ -52,14 +61,22 @@ _MARK = f"update kconsume_offsets set updated_at = ? where {_KEY} and epoch = ?"
 _NOTE = f"update kconsume_offsets set metadata = ? where {_KEY} and epoch = ?"
 _ADVANCE = f"""update kconsume_offsets set next_offset = ?, leader_epoch = ?
                where updated_at = ? and {_KEY} and epoch = ? and next_offset = ?"""
-_RESET = """insert into kconsume_offsets (group_id, topic, partition, next_offset, epoch, updated_at)
-            values (?, ?, ?, ?, (select last_epoch + 1 from kconsume_schema), ?) on conflict do update
-            set next_offset = excluded.next_offset, epoch = epoch + 1, owner = null,
+_RESET = """insert into kconsume_offsets (group_id, topic, partition, next_offset, epoch, reset_epoch, updated_at)
+            select ?, ?, ?, ?, last_epoch + 1, last_epoch + 1, ? from kconsume_schema where true on conflict do update
+            set next_offset = excluded.next_offset, epoch = epoch + 1, reset_epoch = epoch + 1, topic_id = null,
+                owner = null,
                 leader_epoch = null, metadata = '', updated_at = excluded.updated_at"""
-_RETIRE = """update kconsume_schema set last_epoch =
-             max(last_epoch, (select coalesce(max(epoch), 0) from kconsume_offsets where {rows}))"""
+_RETIRE = f"""update kconsume_schema set last_epoch =
+              max(last_epoch, (select coalesce(max(epoch), 0) from kconsume_offsets where {_KEY}))"""
+_OF_GROUP = "select topic, partition from kconsume_offsets where group_id = ?"
 
-_Row: TypeAlias = tuple[int, int, str | None, str | None, int | None, str, str]
+_BURY = """insert into kconsume_deleted (group_id, topic, partition, epoch, deleted_at) values (?, ?, ?, ?, ?)
+           on conflict do update set epoch = excluded.epoch, deleted_at = excluded.deleted_at"""
+_WAS_DELETED = """select epoch from kconsume_deleted where group_id = ?
+                  and (topic = ? and partition = ? or topic = '') order by topic desc limit 1"""
+_LAST_EPOCH = "select last_epoch from kconsume_schema"
+
+_Row: TypeAlias = tuple[int, int, str | None, str | None, int | None, str, str, int | None, int]
 
 
 class SqliteStore:
@@ -114,15 +131,24 @@ class SqliteStore:
             for partition, position in positions.items():
                 _save(connection, group, partition, position)
 
-    def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> dict[Partition, Position]:
-        def claim(wanted: Sequence[Partition], pinned: Positions) -> dict[Partition, Position] | list[Partition]:
+    def claim(
+        self,
+        group: str,
+        partitions: Sequence[Partition],
+        owner: str,
+        start: Start,
+        terms: ClaimTerms | None = None,
+    ) -> dict[Partition, Position | Refused]:
+        def claim(wanted: Sequence[Partition], pinned: Positions) -> Answers | list[Partition]:
             with self._changing() as connection:
-                known = _load(connection, group, wanted)
-                if missing := [p for p in wanted if p not in known and p not in pinned]:
+                rows = _load(connection, group, wanted)
+                accepted = [p for p in wanted if claiming.accepts(rows.get(p), p, owner, terms)]
+                if missing := [p for p in accepted if p not in rows and p not in pinned]:
                     return missing
-                return _claim(connection, group, wanted, owner, pinned)
+                late = {p: claiming.refused(group, p, terms, rows.get(p)) for p in wanted if p not in accepted}
+                return {**_claim(connection, group, accepted, owner, pinned, terms), **late}
 
-        return claim_pinned(partitions, start, self.load(group, partitions), claim)
+        return claiming.claim_pinned(partitions, start, self.load(group, partitions), claim, terms)
 
     def reclaim(self, group: str, epochs: Mapping[Partition, int], owner: str) -> dict[Partition, Position]:
         """Waits at the turnstile for what is under way; so it has ended when this looks."""
@@ -153,14 +179,20 @@ class SqliteStore:
         with self._changing() as connection:
             connection.execute(_NOTE, (text, group, *partition, epoch))
 
-    def posted(self, group: str, epochs: Mapping[Partition, int], most: int) -> dict[Partition, list[Posted]]:
+    def posted(
+        self,
+        group: str,
+        epochs: Mapping[Partition, int],
+        most: int,
+        targets: Mapping[Partition, Targets] = NO_TARGETS,
+    ) -> dict[Partition, list[Posted]]:
         with self._door() as door, ours(self.address):
             ask = door.connection.execute
             return {
                 p: rows
                 for p, epoch in epochs.items()
                 if ask(outbox_table.SQLITE_IS_OURS, (group, *p, epoch)).fetchone() is not None
-                and (rows := _posted(ask(outbox_table.SQLITE_READ, (group, *p, most))))
+                and (rows := _posted(ask(*outbox_table.sqlite_read(group, p, most, targets.get(p)))))
             }
 
     def delivered(self, group: str, numbers: Mapping[Partition, Sequence[int]]) -> None:  # noqa: ARG002  (ids are enough)
@@ -168,7 +200,7 @@ class SqliteStore:
             gone = [(number,) for each in numbers.values() for number in each]
             connection.executemany(outbox_table.SQLITE_DELETE, gone)
 
-    def strays(self, owner: str, most: int) -> list[Posted]:
+    def strays(self, owner: str, most: int, targets: Targets | None = None) -> list[Posted]:
         with self._door() as door, ours(self.address):
             if door.connection.execute(outbox_table.SQLITE_HAS_STRAYS).fetchone() is None:
                 return []
@@ -176,7 +208,7 @@ class SqliteStore:
             lapsed = (datetime.now(UTC) - timedelta(seconds=outbox_table.LEASE)).isoformat()
             if connection.execute(outbox_table.SQLITE_LEASE, (owner, _now(), lapsed)).rowcount != 1:
                 return []
-            return _posted(connection.execute(outbox_table.SQLITE_READ, ("", *outbox_table.NOBODYS, most)))
+            return _posted(connection.execute(*outbox_table.sqlite_read("", outbox_table.NOBODYS, most, targets)))
 
     def posting(self, outgoing: Outgoing) -> tuple[str, tuple[object, ...]]:
         with self._door():
@@ -191,14 +223,28 @@ class SqliteStore:
     def reset(self, group: str, offsets: Mapping[Partition, int]) -> None:
         with self._changing() as connection:
             for partition, offset in offsets.items():
+                _about_to_make(connection, group, partition)
                 connection.execute(_RESET, (group, *partition, offset, _now()))
 
     def delete(self, group: str, partitions: Iterable[Partition] | None = None) -> None:
         with self._changing() as connection:
-            if partitions is None:
-                _delete(connection, "group_id = ?", (group,))
-            for partition in partitions or ():
-                _delete(connection, _KEY, (group, *partition))
+            chosen = partitions
+            if chosen is None:
+                chosen = [Partition(*row) for row in connection.execute(_OF_GROUP, (group,)).fetchall()]
+                connection.execute(_BURY, (group, "", -1, ALWAYS, _now()))
+            for partition in chosen:
+                _delete(connection, group, partition)
+
+    def identity(self) -> str:
+        """Host and path are a part of it: a copy of the file is another store."""
+        with self._door() as door, ours(self.address):
+            (name,) = door.connection.execute("select store_id from kconsume_schema").fetchone()
+        return f"{name} {self.place}"
+
+    def deleted(self, group: str, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        with self._door() as door, ours(self.address):
+            rows = {p: door.connection.execute(_WAS_DELETED, (group, *p)).fetchone() for p in partitions}
+        return {p: row[0] for p, row in rows.items() if row is not None}
 
     def groups(self) -> list[str]:
         with self._door() as door, ours(self.address):
@@ -294,7 +340,7 @@ class SqliteStore:
 
     def _prepare(self, door: Door) -> None:
         """Looks before it writes: a file that is ready is not waited for. Twice at once does no harm."""
-        if version_of(door.connection) < SCHEMA_VERSION:
+        if not is_up_to_date(door.connection):
             with door.turnstile():
                 bring_up_to_date(door.connection)
         if (version := version_of(door.connection)) > SCHEMA_VERSION:
@@ -388,20 +434,37 @@ def _load(connection: sqlite3.Connection, group: str, partitions: Iterable[Parti
 
 
 def _claim(
-    connection: sqlite3.Connection, group: str, partitions: Sequence[Partition], owner: str, pinned: Positions
+    connection: sqlite3.Connection,
+    group: str,
+    partitions: Sequence[Partition],
+    owner: str,
+    pinned: Positions,
+    terms: ClaimTerms | None,
 ) -> dict[Partition, Position]:
-    now = _now()
+    now, generation = _now(), None if terms is None else terms.generation
     for partition, position in pinned.items():
+        _about_to_make(connection, group, partition)
         values = (position.next_offset, position.topic_id, position.leader_epoch, now)
         connection.execute(_PIN, (group, *partition, *values))
     for partition in partitions:
-        connection.execute(_CLAIM, (owner, now, group, *partition))
+        connection.execute(_CLAIM, (owner, generation, now, group, *partition))
     return _load(connection, group, partitions)
 
 
-def _delete(connection: sqlite3.Connection, rows: str, key: Sequence[str | int]) -> None:
-    connection.execute(_RETIRE.format(rows=rows), key)
-    connection.execute(f"delete from kconsume_offsets where {rows}", key)
+def _delete(connection: sqlite3.Connection, group: str, partition: Partition) -> None:
+    row = connection.execute(_READ, (group, *partition)).fetchone()
+    connection.execute(_BURY, (group, *partition, ALWAYS if row is None else row[1], _now()))
+    connection.execute(_RETIRE, (group, *partition))
+    connection.execute(f"delete from kconsume_offsets where {_KEY}", (group, *partition))
+
+
+def _about_to_make(connection: sqlite3.Connection, group: str, partition: Partition) -> None:
+    """A row that is made is not deleted from there on."""
+    if connection.execute(_READ, (group, *partition)).fetchone() is not None:
+        return
+    if connection.execute(_WAS_DELETED, (group, *partition)).fetchone() is not None:
+        (last_epoch,) = connection.execute(_LAST_EPOCH).fetchone()
+        connection.execute(_BURY, (group, *partition, last_epoch, _now()))
 
 
 def _save(connection: sqlite3.Connection, group: str, partition: Partition, position: Position) -> None:
@@ -419,9 +482,10 @@ def _fenced(group: str, partition: Partition, epoch: int, row: _Row | None, offs
 
 
 def _position(row: _Row) -> Position:
-    next_offset, epoch, topic_id, owner, leader_epoch, metadata, updated_at = row
+    next_offset, epoch, topic_id, owner, leader_epoch, metadata, updated_at, generation, reset_epoch = row
     moment = datetime.fromisoformat(updated_at)
-    return Position(next_offset, epoch, topic_id, owner, leader_epoch, metadata, moment)
+    rest = (owner, leader_epoch, metadata, moment)
+    return Position(next_offset, epoch, topic_id, *rest, generation=generation, reset_epoch=reset_epoch)
 
 
 def _posted(rows: sqlite3.Cursor) -> list[Posted]:

@@ -25,6 +25,21 @@ insert into kconsume_schema (version) values (1);
 """
 _STEPS = (_CREATE, SQLITE_STEP)
 """The step at index n makes version n + 1 out of version n."""
+_ADDITIONS = 1
+"""How many times something was added to the tables of this version that an earlier kconsume does not miss."""
+_COLUMNS = (
+    ("kconsume_schema", "additions", "integer"),
+    ("kconsume_schema", "store_id", "text"),
+    ("kconsume_offsets", "generation", "bigint"),
+    ("kconsume_offsets", "reset_epoch", "bigint"),
+)
+"""What was added; each may be empty. SQLite has no `add column if not exists`."""
+# Which rows were deleted, up to which epoch; a row without a topic stands for those of the group that had none.
+_DELETED = """create table if not exists kconsume_deleted (
+    group_id text not null, topic text not null, partition integer not null, epoch bigint not null,
+    deleted_at text not null, primary key (group_id, topic, partition)
+) without rowid"""
+_NAME = "update kconsume_schema set store_id = lower(hex(randomblob(16))) where store_id is null"
 _HAS_SCHEMA = "select count(*) from sqlite_master where type = 'table' and name = 'kconsume_schema'"
 
 
@@ -36,6 +51,21 @@ def version_of(connection: sqlite3.Connection) -> int:
     return int(version)
 
 
+def is_up_to_date(connection: sqlite3.Connection) -> bool:
+    """Whether nothing is missing: the tables have our version with its additions, or a newer one."""
+    version = version_of(connection)
+    if version != SCHEMA_VERSION:
+        return version > SCHEMA_VERSION
+    if not _has_column(connection, "kconsume_schema", "additions"):
+        return False
+    (additions,) = connection.execute("select additions from kconsume_schema").fetchone()
+    return (additions or 0) >= _ADDITIONS
+
+
+def _has_column(connection: sqlite3.Connection, table: str, column: str) -> bool:
+    return any(row[1] == column for row in connection.execute(f"pragma table_info({table})"))
+
+
 def bring_up_to_date(connection: sqlite3.Connection) -> None:
     connection.execute(BEGIN)
     try:
@@ -43,8 +73,13 @@ def bring_up_to_date(connection: sqlite3.Connection) -> None:
         for step in _STEPS[version:]:
             for statement in filter(str.strip, step.split(";")):
                 connection.execute(statement)
-        if version < SCHEMA_VERSION:
-            connection.execute("update kconsume_schema set version = ?", (SCHEMA_VERSION,))
+        if version <= SCHEMA_VERSION:
+            for table, column, kind in _COLUMNS:
+                if not _has_column(connection, table, column):
+                    connection.execute(f"alter table {table} add column {column} {kind}")
+            connection.execute(_DELETED)
+            connection.execute(_NAME)
+            connection.execute("update kconsume_schema set version = ?, additions = ?", (SCHEMA_VERSION, _ADDITIONS))
         connection.execute(COMMIT)
     finally:
         if connection.in_transaction:

@@ -22,6 +22,7 @@ _COMMANDS = {
     "try": "kconsume.cli.rehearse:rehearse",
     "failed": "kconsume.cli.failed:failed",
     "dlq": "kconsume.cli.dlq:dlq",
+    "outbox": "kconsume.cli.outbox:outbox",
     "schema": "kconsume.cli.schema:schema",
     "plan": "kconsume.cli.plan:plan",
     "broker": "kconsume.cli.broker:broker",
@@ -72,6 +73,7 @@ def commands() -> None:
                                         what does my handler do with that record?
       kconsume dlq list shop:app        what failed for good, and why?
       kconsume dlq redrive shop:app     which of them would pass today? With --yes they are sent back
+      kconsume outbox list shop:app     what has not been sent yet, and what blocks it?
       kconsume broker shop              a Kafka to develop against, with nothing to install
 
     APP is written MODULE:ATTRIBUTE, as in shop.consumers:app; the attribute is app unless said otherwise.

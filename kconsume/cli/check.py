@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import click
@@ -23,7 +23,7 @@ from kconsume.cli.target import VARIABLE, app_argument, load
 from kconsume.cluster import Cluster
 from kconsume.console import guarantee, sending
 from kconsume.decoding import text_of
-from kconsume.errors import BrokerUnavailable, TopicNotFound
+from kconsume.errors import BrokerUnavailable, KconsumeError, TopicNotFound
 from kconsume.protocols import protocol_of
 from kconsume.registration import Registration
 from kconsume.runtime.fitting import most_workers
@@ -112,6 +112,7 @@ def examine(app: App, name: str, *, offline: bool = False) -> Sheet:
         *findings.of_budgets(settings, Budgets(app.shutdown, app.memory), embedded=embedded),
         *findings.of_handlers(handlers, embedded=embedded),
         *findings.of_cluster(handlers, cluster),
+        *(findings.of_groups(settings, cluster) if client.refused is None else ()),
         *findings_postgres.of_stores([registration.store for registration in app.registrations], offline=offline),
         *findings_redis.of_stores([registration.store for registration in app.registrations], offline=offline),
         *findings.of_environment(app.unknown_variables()),
@@ -265,6 +266,8 @@ def _why(name: str, default: Default | None, set_by: str, *, embedded: bool) -> 
     if set_by != "kconsume":
         return None
     if embedded and name in EMBEDDED_DEFAULTS:
+        if name == "check.crcs":
+            return "the embedded broker writes the markers of transactions without a checksum"
         return "the embedded broker ends a rebalance only when the session timeout is nearly over"
     return default and default.why
 
@@ -297,4 +300,17 @@ def _ask_cluster(app: App, address: str, embedded: bool) -> ClusterFacts:
                 topics[topic], missing[topic] = None, str(error)
     except BrokerUnavailable as error:
         return ClusterFacts(unreachable=str(error))
-    return ClusterFacts(topics, missing=missing, makes_topics=embedded)
+    groups = {registration.group for registration in app.registrations if registration.partitions is None}
+    return ClusterFacts(topics, missing=missing, makes_topics=embedded, assignors=_assignors(cluster, groups))
+
+
+def _assignors(cluster: Cluster, groups: Iterable[str]) -> dict[str, str]:
+    assignors: dict[str, str] = {}
+    for name in sorted(groups):
+        try:
+            group = cluster.group(name)
+        except KconsumeError:
+            continue  # an embedded broker cannot say, and not every user may ask
+        if group is not None and group.members and group.is_classic and group.assignor:
+            assignors[name] = group.assignor
+    return assignors

@@ -17,7 +17,7 @@ from kconsume.cli.failed import _bootstrap
 from kconsume.cli.rehearse import Place, _fetch, _must_be_reachable, _reading
 from kconsume.cluster import Cluster
 from kconsume.errors import BrokerUnavailable, ConfigurationError
-from kconsume.failures.letters import PREFIX, Letter, read_marks
+from kconsume.failures.letters import PREFIX, Letter, read_marks, reset_epoch_in
 from kconsume.records import Message, Partition, Record, record_of
 from kconsume.runtime.budget import Deadline
 from kconsume.runtime.plans import ConsumerPlan
@@ -141,6 +141,7 @@ def letter_in(record: Record) -> Letter | None:
         _moment(marks.get("timestamp", "")),
         tuple(pair for pair in record.headers if not pair[0].startswith(PREFIX)),
         redriven=max(0, _number(marks.get("redriven"))),
+        reset_epoch=reset_epoch_in(marks),
     )
 
 

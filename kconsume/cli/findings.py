@@ -107,6 +107,8 @@ class ClusterFacts(msgspec.Struct, frozen=True):
     """For each topic that is not there, the error in which `Cluster` says so."""
     makes_topics: bool = False
     """Whether topics come into being when a producer names them (the embedded broker)."""
+    assignors: Mapping[str, str] = {}
+    """By group that has classic members now: the assignor that they share."""
 
 
 def of_app(brokers: str, handlers: Sequence[Handler], *, running: bool = True) -> Iterator[Finding]:
@@ -185,6 +187,22 @@ def of_cluster(handlers: Sequence[Handler], facts: ClusterFacts) -> Iterator[Fin
             yield _missing_topic(topic, facts)
     for handler in handlers:
         yield from _of_partitions(handler, facts.topics)
+
+
+def of_groups(settings: Mapping[str, ClientValue], facts: ClusterFacts) -> Iterator[Finding]:
+    """Groups whose members would not let this one in."""
+    if protocol_of(settings) is GroupProtocol.CONSUMER:
+        return
+    ours = [name.strip() for name in str(settings[STRATEGY]).split(",")]
+    for group, theirs in facts.assignors.items():
+        if theirs not in ours:
+            yield Finding(
+                "error", "assignor-not-shared", f"group {group}",
+                f"its members use the assignor {theirs!r} and this app {settings[STRATEGY]!r}, so the group would not "
+                f"take it",
+                f"stop those members before this app starts, or give it a new group; or set kafka={{{STRATEGY!r}: "
+                f"{theirs!r}}} until the last of them has gone",
+            )  # fmt: skip
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:

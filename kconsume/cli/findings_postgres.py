@@ -44,6 +44,8 @@ class Facts(msgspec.Struct, frozen=True):
     version: int
     """Of the tables; 0 if there are none."""
     wanted: int
+    lacks_additions: bool = False
+    """Whether the tables lack columns that this kconsume adds to their version."""
     standby: bool = False
     read_only: bool = False
     may_create: bool = True
@@ -206,18 +208,20 @@ def _tried(connection: Connection[tuple[Any, ...]], sql: Statements, address: Ad
     back. Whether the role may change tables of an older version is known only so: it must own those that change."""
     import psycopg
 
-    from kconsume.backends.postgres_schema import alone, found, script
+    from kconsume.backends.postgres_schema import alone, found, script, state_of
     from kconsume.backends.postgres_sql import BEGIN, VERSION
 
     replace = msgspec.structs.replace
     connection.execute(BEGIN)
     try:
         connection.execute("set local lock_timeout = '2s'; set local idle_in_transaction_session_timeout = '10s'")
-        if facts.version < VERSION:
-            facts = replace(facts, version=alone(connection, sql))
+        there = state_of(connection, sql)
+        if not there.is_ours:
+            there = alone(connection, sql)
+        facts = replace(facts, version=there.version, lacks_additions=not there.is_ours)
         if facts.version > VERSION:
             return facts
-        if facts.version < VERSION:
+        if not there.is_ours:
             sql = found(connection, sql)
             is_new = not facts.version and not _has_schema(connection, address.schema)
             try:
@@ -240,7 +244,7 @@ def _works(connection: Connection[tuple[Any, ...]], sql: Statements) -> str | No
     key: dict[str, object] = {"group": _TRIAL, "topics": [_TRIAL], "partitions": [0]}
     connection.execute(sql.reset, {**key, "offsets": [0]})
     connection.execute(sql.lock_rows, key)
-    claimed = connection.execute(sql.raise_epochs, {**key, "owner": _TRIAL}).fetchall()
+    claimed = connection.execute(sql.raise_epochs, {**key, "owner": _TRIAL, "generation": None}).fetchall()
     if len(claimed) != 1:
         return _hidden("kconsume_offsets")
     epochs = [row[3] for row in claimed]
@@ -332,7 +336,7 @@ def _of_tables(address: str, facts: Facts) -> Iterator[Finding]:
             f"{address} has tables of version {facts.version}, and this kconsume writes version {facts.wanted}",
             "upgrade kconsume here",
         )  # fmt: skip
-    elif facts.version < facts.wanted and facts.failed is None and not (facts.standby and facts.version):
+    elif _is_outdated(facts) and facts.failed is None and not (facts.standby and facts.version):
         yield _outdated(address, facts)  # on a standby nothing is tried, and so it is not known who may change them
     if facts.failed is not None:
         yield Finding(
@@ -343,8 +347,14 @@ def _of_tables(address: str, facts: Facts) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def _is_outdated(facts: Facts) -> bool:
+    return facts.version < facts.wanted or (facts.version == facts.wanted and facts.lacks_additions)
+
+
 def _outdated(address: str, facts: Facts) -> Finding:
     has = f"has tables of version {facts.version}" if facts.version else "has no tables of kconsume yet"
+    if facts.version == facts.wanted:
+        has += " without the columns that this kconsume adds to it"
     if facts.may_create:
         return Finding(
             "note", "postgres-schema", address,

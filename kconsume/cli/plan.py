@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
+from typing import TYPE_CHECKING, TypeAlias
 
 import click
 import msgspec
@@ -21,10 +22,14 @@ from kconsume.app import App
 from kconsume.cli.target import VARIABLE, load
 from kconsume.cluster import Cluster, Group, GroupMember
 from kconsume.errors import ConfigurationError
+from kconsume.failures.retry_topics import is_side_topic
 from kconsume.output import is_topic_name
 from kconsume.rebalance import ASSIGNORS, Assignor, Member, assignor_named, moved, skew
 from kconsume.records import Partition
-from kconsume.settings import ClientValue
+from kconsume.settings import ClientValue, side_client
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _PATIENCE = 10.0
 _WITHOUT_BROKER = "kconsume plan assignment --members 3 --partitions orders=12 --join 1"
@@ -49,11 +54,15 @@ class Planned(msgspec.Struct):
 
     assignor: str
     partitions: int
+    """Those that carry the load. Side topics (retry and re-drive topics) are counted apart."""
     moves: int
     """Of these partitions, those that somebody has now and somebody else would get."""
     skew_now: float
     skew_then: float
     members: list[Change]
+    side_partitions: int
+    side_moves: int
+    side_members: list[Change]
 
 
 class Plans(msgspec.Struct):
@@ -63,6 +72,10 @@ class Plans(msgspec.Struct):
     """None for a group that is only thought of."""
     brokers: str | None
     plans: list[Planned]
+
+
+_Shares: TypeAlias = Mapping[str, Sequence[Partition]]
+"""Partitions by the member that has them."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +90,22 @@ class _Scene:
     brokers: str | None = None
     assignor: str | None = None
     """The group's own, where it is one of ours."""
+    side: frozenset[str] = frozenset()
+    """The side topics among those of the partitions."""
+    side_member_of: Mapping[str, str] = field(default_factory=dict)
+    """Of a process that is two members: by the one with the load, the one with the side topics."""
+
+    @property
+    def topics(self) -> frozenset[str]:
+        return frozenset(p.topic for p in self.partitions)
+
+    def joining(self, count: int) -> Iterator[Member]:
+        """So many processes more, like those that are there."""
+        is_split = bool(self.side_member_of)
+        for new in _numbered("~new", count):
+            yield Member(new, self.topics - self.side if is_split else self.topics)
+            if is_split:
+                yield Member(side_client(new), self.side)
 
     def under(self, assignor: Assignor) -> Sequence[Member]:
         """The members with what they have; in a group that is only thought of, what this assignor gave them."""
@@ -150,7 +179,9 @@ def assignment(
 
     Without --assignor it is the group's own, or all of them where that is not known. A member is named by its id, the
     beginning of it, its client.id or its group.instance.id. The cluster does not tell who subscribes to what: each
-    member is taken to want all topics of the group. One that joins is named ~new-1, which comes last in the order of
+    member is taken to want all topics of the group; but a process with retry or re-drive topics is two members, one of
+    which has only those. They join and leave together, and partitions of those topics are shown apart: they carry
+    next to no load. One that joins is named ~new-1, which comes last in the order of
     ids; with range and roundrobin the answer depends on that order.
 
     Exit code 0 if there is an answer, 2 if there is no such group, member or assignor.
@@ -160,8 +191,9 @@ def assignment(
     scene = _scene(app, brokers, group, members, counts)
     chosen = assignors or ((scene.assignor,) if scene.assignor else tuple(ASSIGNORS))
     gone = _leaving(leaving, scene)
-    if len(gone) == len(scene.members) and not joining:
-        raise ConfigurationError(f"nobody would be left of the {len(scene.members)} members: leave one, or add --join")
+    if len(gone) == len(scene.names) and not joining:
+        raise ConfigurationError(f"nobody would be left of the {len(scene.names)} members: leave one, or add --join")
+    gone |= {scene.side_member_of[member] for member in gone if member in scene.side_member_of}
     plans = Plans(scene.group, scene.brokers, [_planned(scene, name, joining, gone) for name in chosen])
     if as_json:
         click.echo(msgspec.json.encode(plans))
@@ -173,21 +205,33 @@ def _planned(scene: _Scene, name: str, joining: int, gone: Collection[str]) -> P
     """The answer of one assignor."""
     assignor = assignor_named(name)
     before = scene.under(assignor)
-    topics = frozenset(p.topic for p in scene.partitions)
-    after = [
-        *(member for member in before if member.id not in gone),
-        *(Member(new, topics) for new in _numbered("~new", joining)),
-    ]
-    now = {member.id: sorted(member.owned) for member in before}
-    then = {member: sorted(given) for member, given in assignor(after, scene.partitions).items()}
+    after = [*(member for member in before if member.id not in gone), *scene.joining(joining)]
+    answer = assignor(after, scene.partitions)
+    moving = moved(before, answer)
+
+    def part(topics: frozenset[str]) -> tuple[_Shares, _Shares]:
+        """Who has what of these topics, now and then."""
+        now = {m.id: sorted(p for p in m.owned if p.topic in topics) for m in before if m.topics & topics}
+        then = {m.id: sorted(p for p in answer[m.id] if p.topic in topics) for m in after if m.topics & topics}
+        return now, then
+
+    now, then = part(scene.topics - scene.side)
+    side_moves = sum(partition.topic in scene.side for partition in moving)
     return Planned(
         assignor=name,
-        partitions=len(scene.partitions),
-        moves=len(moved(before, then)),
+        partitions=sum(partition.topic not in scene.side for partition in scene.partitions),
+        moves=len(moving) - side_moves,
         skew_now=round(skew(now), 4),
         skew_then=round(skew(then), 4),
-        members=[_change(member, now.get(member), then.get(member)) for member in sorted({*now, *then})],
+        members=_changes(now, then),
+        side_partitions=sum(partition.topic in scene.side for partition in scene.partitions),
+        side_moves=side_moves,
+        side_members=_changes(*part(scene.side)),
     )
+
+
+def _changes(now: _Shares, then: _Shares) -> list[Change]:
+    return [_change(member, now.get(member), then.get(member)) for member in sorted({*now, *then})]
 
 
 def _change(member: str, now: Sequence[Partition] | None, then: Sequence[Partition] | None) -> Change:
@@ -278,17 +322,51 @@ def _live(brokers: str, kafka: Mapping[str, ClientValue], name: str, topics: fro
         raise _no_group(name, cluster)
     _must_be_settled(name, found)
     topics |= {partition.topic for member in found.members for partition in member.owned}
+    side = frozenset(topic for topic in topics if is_side_topic(topic, name))
+    pairs = _pairs(found.members, side)
+    side_members = set(pairs.values())
     own = _BROKERS_OWN.get(found.assignor, found.assignor)
     return _Scene(
-        members=[Member(_id(member), topics, {}, member.owned) for member in found.members],
+        members=[
+            Member(_id(member), _wanted(member, topics, side, pairs), {}, member.owned) for member in found.members
+        ],
         partitions=[
             Partition(topic, n) for topic, count in cluster.topics(sorted(topics)).items() for n in range(count)
         ],
-        names={_id(member): {_id(member), member.id, member.client} for member in found.members},
+        names={
+            _id(member): {_id(member), member.id, member.client}
+            for member in found.members
+            if _id(member) not in side_members
+        },
         group=name,
         brokers=brokers,
         assignor=own if own in ASSIGNORS else None,
+        side=side,
+        side_member_of=pairs,
     )
+
+
+def _pairs(members: Sequence[GroupMember], side: frozenset[str]) -> dict[str, str]:
+    """By member, the one of the same process that has its side topics (`runtime/split_source.py`). The cluster does not
+    tell who subscribes to what, but a side member's client.id is made from the other's. Several processes may have the
+    same: which of them is whose does not matter then."""
+    free: dict[str, list[str]] = {}
+    for member in sorted(members, key=_id, reverse=True):
+        if side.issuperset(partition.topic for partition in member.owned):
+            free.setdefault(member.client, []).append(_id(member))
+    return {
+        _id(member): free[side_client(member.client)].pop()
+        for member in sorted(members, key=_id)
+        if free.get(side_client(member.client))
+    }
+
+
+def _wanted(
+    member: GroupMember, topics: frozenset[str], side: frozenset[str], pairs: Mapping[str, str]
+) -> frozenset[str]:
+    if _id(member) in pairs:
+        return topics - side
+    return side if _id(member) in pairs.values() else topics
 
 
 def _id(member: GroupMember) -> str:
@@ -344,27 +422,37 @@ def _member(word: str, scene: _Scene) -> str:
 
 def _show(plans: Plans) -> None:
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     console = Console(highlight=False)
     if plans.group is not None:
         console.print(Text.assemble("group ", (plans.group, "bold"), f"  brokers {plans.brokers}"))
     for each in plans.plans:
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        table.add_column("member", no_wrap=True)
-        table.add_column("now", justify="right")
-        table.add_column("then", justify="right")
-        table.add_column("gains", overflow="fold")
-        table.add_column("loses", overflow="fold")
-        for change in each.members:
-            table.add_row(*map(Text, _cells(change)))
         console.print(Text(each.assignor, "bold"))
-        console.print(table)
+        console.print(_table(each.members))
         console.print(
             f"moves {each.moves} of {each.partitions} partitions; "
             f"skew {each.skew_now:.2f} now, {each.skew_then:.2f} then\n"
         )
+        if each.side_partitions:
+            console.print(Text(f"{each.assignor}, retry and re-drive topics (no load, not in the skew)", "bold"))
+            console.print(_table(each.side_members))
+            console.print(f"moves {each.side_moves} of {each.side_partitions} partitions\n")
+
+
+def _table(changes: Sequence[Change]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("member", no_wrap=True)
+    table.add_column("now", justify="right")
+    table.add_column("then", justify="right")
+    table.add_column("gains", overflow="fold")
+    table.add_column("loses", overflow="fold")
+    for change in changes:
+        table.add_row(*map(Text, _cells(change)))
+    return table
 
 
 def _cells(change: Change) -> list[str]:

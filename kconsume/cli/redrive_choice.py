@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -20,6 +20,11 @@ from kconsume.records import Headers
 from kconsume.runtime.plans import ConsumerPlan
 
 REDRIVEN = f"{PREFIX}redriven"
+
+
+Failing: TypeAlias = tuple[str, int, int]
+"""What tells one failure of a record from the next: its origin, the reset under which it was read, and how often it had
+been sent back."""
 
 
 class Route(NamedTuple):
@@ -107,19 +112,20 @@ class Choice:
     def of(self, letters: Iterable[Found]) -> Iterator[Chosen]:
         """Those that are sent back; `left` counts the others from 0."""
         self.left = Left()
-        seen: set[tuple[str, int]] = set()
+        seen: set[Failing] = set()
         for found in filter(self.wish.takes, letters):
             letter = found.letter
+            failing = letter.origin, letter.reset_epoch, letter.redriven
             if letter.group != self.group:
                 self.left.others += 1
-            elif found.is_sent or (letter.origin, letter.redriven) in seen:
+            elif found.is_sent or failing in seen:
                 self.left.sent += 1
             elif letter.redriven >= self.wish.cap:
                 self.left.capped += 1
             elif (route := self._route(letter)) is None:
                 self.left.homeless += 1
             else:
-                seen.add((letter.origin, letter.redriven))
+                seen.add(failing)
                 yield Chosen(found, route)
 
     def _route(self, letter: Letter) -> Route | None:

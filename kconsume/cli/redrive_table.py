@@ -23,7 +23,7 @@ from kconsume.cli.dlq_places import TablePlace
 from kconsume.cli.redrive_choice import Chosen, Found, addressed
 from kconsume.errors import BrokerUnavailable
 from kconsume.failures.letters import Letter
-from kconsume.outlet import Outlet, relay_settings
+from kconsume.outlet import RelayOutlet, relay_settings
 from kconsume.output import Outgoing
 from kconsume.runtime.budget import Deadline
 from kconsume.runtime.relay import Relay
@@ -69,7 +69,7 @@ class Posting:
     @contextmanager
     def relayed(self, app: App) -> Iterator[None]:
         """Send what is in the outbox meanwhile, if nobody else does; all that goes to our topics, before it ends."""
-        outlet = Outlet(relay_settings(app._address(), app.kafka), "kconsume-redrive")
+        outlet = RelayOutlet(relay_settings(app._address(), app.kafka), "kconsume-redrive")
         owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         relay = Relay(cast(OutboxStore, self._place.kept_in), "kconsume-redrive", outlet, owner)
         relay.start()

@@ -19,10 +19,10 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from kconsume.app import App
 from kconsume.cli.dlq_topic import LetterTopics, letter_in
-from kconsume.cli.redrive_choice import Chosen, Found
+from kconsume.cli.redrive_choice import Chosen, Failing, Found
 from kconsume.cli.rehearse import Place
 from kconsume.errors import BrokerUnavailable, ConfigurationError, KconsumeError, SendFailed
-from kconsume.failures.letters import PREFIX, read_marks
+from kconsume.failures.letters import PREFIX, read_marks, reset_epoch_in
 from kconsume.outlet import producer_settings
 from kconsume.records import Headers, Partition
 from kconsume.runtime.budget import Deadline
@@ -36,24 +36,24 @@ _FENCED = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PR
 _AWAY = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE)
 
 
-def letters_of(topics: LetterTopics, name: str, sent: set[tuple[str, int]]) -> Iterator[Found]:
+def letters_of(topics: LetterTopics, name: str, sent: set[Failing]) -> Iterator[Found]:
     """All that the topic holds, with what is known to be sent back."""
     for record in topics.records(name):
         if (letter := letter_in(record)) is not None:
             place = str(Place(Partition(record.topic, record.partition), record.offset))
             marks = tuple(pair for pair in record.headers if pair[0].startswith(PREFIX))
-            is_sent = (letter.origin, letter.redriven + 1) in sent
+            is_sent = (letter.origin, letter.reset_epoch, letter.redriven + 1) in sent
             yield Found(place, letter, record.timestamp, marks, is_sent=is_sent)
 
 
-def sent_to(topics: LetterTopics, names: Iterable[str]) -> set[tuple[str, int]]:
-    """What was sent back by these topics: their origins, each with the number of the time."""
-    sent: set[tuple[str, int]] = set()
+def sent_to(topics: LetterTopics, names: Iterable[str]) -> set[Failing]:
+    """What was sent back by these topics."""
+    sent: set[Failing] = set()
     for name in names:
         for record in topics.records(name):
             marks = read_marks(record.headers)
             if marks.get("redriven", "").isdecimal():
-                sent.add((marks.get("origin", ""), int(marks["redriven"])))
+                sent.add((marks.get("origin", ""), reset_epoch_in(marks), int(marks["redriven"])))
     return sent
 
 

@@ -105,20 +105,25 @@ def shown(store: OffsetStore, since: int | None = None) -> Tables:
         return _of_sqlite(store)
     if not _is_postgres(store):
         return _without(store)
-    from kconsume.backends.postgres_schema import found, version_of
+    from kconsume.backends.postgres_schema import Found, found, state_of
     from kconsume.backends.postgres_sql import VERSION
 
     address, sql = _parts(store)
     if since is None:
         with _connected(address) as connection:
-            since, sql = version_of(connection, sql), found(connection, sql)
+            there, sql = state_of(connection, sql), found(connection, sql)
     elif since > VERSION:
         raise ConfigurationError(f"--since {since} is above version {VERSION}, which this kconsume writes")
+    else:
+        there = Found(since, 0)
+    since = there.version
     if since > VERSION:
         return Tables(store.address, since, VERSION, f"{_has(since)}, newer than {VERSION}: upgrade kconsume here")
-    if since == VERSION:
+    if there.is_ours:
         return Tables(store.address, since, VERSION, f"{_has(since)}, which is this kconsume's: nothing to do")
     said = f"{_has(since)}, and this kconsume writes version {VERSION}: run what follows"
+    if since == VERSION:
+        said = f"{_has(since)}, {_ADDED}: run what follows"
     return Tables(store.address, since, VERSION, said, sql=_script(address, sql, since))
 
 
@@ -128,15 +133,19 @@ def migrated(store: OffsetStore) -> Tables:
         return _migrated_sqlite(store)
     if not _is_postgres(store):
         return _without(store)
-    from kconsume.backends.postgres_schema import ready, version_of
+    from kconsume.backends.postgres_schema import ready, state_of
     from kconsume.backends.postgres_sql import VERSION
 
     address, sql = _parts(store)
     with _connected(address) as connection:
-        before = version_of(connection, sql)
+        there = state_of(connection, sql)
         ready(connection, sql, address)
-    if before == VERSION:
+    before = there.version
+    if there.is_ours:
         return Tables(store.address, before, VERSION, f"{_has(before)}, which is this kconsume's: nothing to do")
+    if before == VERSION:
+        said = f"{_has(before)}, {_ADDED}: it is there now; {_RIGHTS_OF_OTHERS}"
+        return Tables(store.address, VERSION, VERSION, said, changed=True)
     said = f"made, in version {VERSION}" if not before else _brought(before, VERSION)
     return Tables(store.address, VERSION, VERSION, f"{said}; {_RIGHTS_OF_OTHERS}", changed=True)
 
@@ -199,11 +208,11 @@ def _connected(address: Address) -> Iterator[Connection[tuple[Any, ...]]]:
 
 def _script(address: Address, sql: Statements, since: int) -> str:
     """As a person runs it: whole or not at all, and with the rights that the service's role needs in the end."""
-    from kconsume.backends.postgres_schema import script
-    from kconsume.backends.postgres_sql import RIGHTS, VERSION
+    from kconsume.backends.postgres_schema import script, set_version
+    from kconsume.backends.postgres_sql import RIGHTS
 
     steps = script(sql, address.schema if not since else None, since).strip()
-    version = f"update {sql.schema} set version = {VERSION};"
+    version = f"{set_version(sql)};"
     grants = [f"grant {rights} on {sql.prefix}{table} to ROLE;" for table, rights in RIGHTS]
     if address.schema is not None:
         grants.insert(0, f"grant usage on schema {sql.prefix.rstrip('.')} to ROLE;")
@@ -211,6 +220,7 @@ def _script(address: Address, sql: Statements, since: int) -> str:
     return f"begin;\n{steps}\n{version}\ncommit;\n-- and for the role of the service, unless it owns them:\n{told}"
 
 
+_ADDED = "without what this kconsume adds to them, which earlier ones of that version do not mind"
 _RIGHTS_OF_OTHERS = "a role that does not own them may lack rights on what is new: `kconsume check` names the grants"
 
 

@@ -17,7 +17,7 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any, NamedTuple
 
-from kconsume.output import Outgoing, is_topic_name
+from kconsume.output import RESET, Outgoing, is_topic_name
 from kconsume.records import Headers, Message, Partition, headers_of, moment_of
 
 PREFIX = "kconsume-"
@@ -75,6 +75,9 @@ class Letter:
     """Of a record that is tried again later; None if it failed for good."""
     redriven: int = 0
     """How often it was sent back before (`kconsume dlq redrive`)."""
+    reset_epoch: int = 0
+    """That of the partition's row when the record was read there first: a record that fails again after a reset is
+    another failure, although its origin is the same."""
 
     def outgoing(self, topic: str | None) -> Outgoing:
         """As a record of that topic, or of its rung's."""
@@ -95,6 +98,8 @@ class Letter:
             *_cause_marks(self.exception, self.message, self.trace),
             ("kconsume-origin", _utf8(self.origin)),
         )
+        if self.reset_epoch:
+            said += ((RESET, b"%d" % self.reset_epoch),)
         if self.redriven:
             said += (("kconsume-redriven", b"%d" % self.redriven),)
         if self.rung is not None:
@@ -153,10 +158,17 @@ def _cause_marks(exception: str, message: str, trace: str) -> Headers:
 class Draft:
     """A letter that is not made yet: the record and the cause. It has few parts, and there may be many of them."""
 
-    __slots__ = ("attempts", "cause", "group", "message", "rung", "scope")
+    __slots__ = ("attempts", "cause", "group", "message", "reset_epoch", "rung", "scope")
 
     def __init__(
-        self, message: Message, cause: Cause, group: str, scope: str, attempts: int, rung: Rung | None = None
+        self,
+        message: Message,
+        cause: Cause,
+        group: str,
+        scope: str,
+        attempts: int,
+        rung: Rung | None = None,
+        reset_epoch: int = 0,
     ) -> None:
         self.message = message
         self.cause = cause
@@ -164,15 +176,23 @@ class Draft:
         self.scope = scope
         self.attempts = attempts
         self.rung = rung
+        self.reset_epoch = reset_epoch
 
     def letter(self) -> Letter:
-        rung, attempts = self.rung, self.attempts
-        return letter_of(self.message, self.cause, group=self.group, scope=self.scope, attempts=attempts, rung=rung)
+        return letter_of(
+            self.message,
+            self.cause,
+            group=self.group,
+            scope=self.scope,
+            attempts=self.attempts,
+            rung=self.rung,
+            reset_epoch=self.reset_epoch,
+        )
 
     def outgoing(self, topic: str | None) -> Outgoing:
         """As a record of that topic, or of its rung's: what the letter is, by a shorter way for most records."""
         message = self.message
-        if self.rung is not None or message.headers():
+        if self.rung is not None or self.reset_epoch or message.headers():
             return self.letter().outgoing(topic)
         number, offset, moment = message.partition(), message.offset(), moment_of(message)
         place, partition, group, attempts, origin = _same_marks(
@@ -213,9 +233,17 @@ def _utf8(text: str) -> bytes:
 
 
 def letter_of(
-    message: Message, error: BaseException | Cause, *, group: str, scope: str, attempts: int, rung: Rung | None = None
+    message: Message,
+    error: BaseException | Cause,
+    *,
+    group: str,
+    scope: str,
+    attempts: int,
+    rung: Rung | None = None,
+    reset_epoch: int = 0,
 ) -> Letter:
-    """The letter about a record that failed. `scope` is the beginning of its `Record.id`."""
+    """The letter about a record that failed. `scope` is the beginning of its `Record.id`; `reset_epoch` is that of the
+    partition it was read from, and counts if it stood there first."""
     partition, offset, headers, moment = message.partition(), message.offset(), headers_of(message), moment_of(message)
     marks = read_marks(headers) if headers else {}
     first = _first_place(marks) if marks else None
@@ -224,6 +252,8 @@ def letter_of(
         # Of a topic with message.timestamp.type=LogAppendTime, the record's own is when it came there.
         moment = _moment(marks.get("timestamp", "")) or moment
     place, at, origin = first or (Partition(message.topic(), partition), offset, f"{scope}:{partition}:{offset}")
+    if first is not None:
+        reset_epoch = reset_epoch_in(marks)
     return Letter(
         place,
         at,
@@ -237,7 +267,14 @@ def letter_of(
         tuple(pair for pair in headers if not pair[0].startswith(PREFIX)) if marks else headers,
         rung,
         int(marks["redriven"]) if marks and is_number(marks.get("redriven", ""), 10**9) else 0,
+        reset_epoch,
     )
+
+
+def reset_epoch_in(marks: dict[str, str]) -> int:
+    """What `kconsume-reset` says; 0 where it is not there, as in what earlier versions wrote."""
+    said = marks.get("reset", "")
+    return int(said) if is_number(said, 2**63) else 0
 
 
 def read_marks(headers: Headers) -> dict[str, str]:

@@ -15,13 +15,14 @@ from kconsume.failures.retry import Retry
 from kconsume.failures.retry_topics import Ladder, RetryTopics
 
 Retries: TypeAlias = Retry | RetryTopics | tuple[Retry | RetryTopics, ...]
-OnError: TypeAlias = Literal["stop", "skip"] | DeadLetter
+OnError: TypeAlias = Literal["stop", "hold", "skip"] | DeadLetter
 
 
 class Verdict(enum.Enum):
     """The terminal action for a record."""
 
     STOP = "stop"
+    HOLD = "hold"
     SKIP = "skip"
     BURY = "dead letter"
     LATER = "retry topic"
@@ -31,19 +32,23 @@ class Policy:
     """The person's choice for one handler."""
 
     def __init__(self, on_error: OnError = "stop", retry: Retries | None = None) -> None:
-        if not isinstance(on_error, DeadLetter) and on_error not in ("stop", "skip"):
+        if not isinstance(on_error, DeadLetter) and on_error not in ("stop", "hold", "skip"):
             raise ConfigurationError(
-                f"on_error={on_error!r} is unknown: choose 'stop', 'skip' or DeadLetter('orders.dlq')"
+                f"on_error={on_error!r} is unknown: choose 'stop', 'hold', 'skip' or DeadLetter('orders.dlq')"
             )
         self.dead_letter = on_error if isinstance(on_error, DeadLetter) else None
         self.retry, self.retry_topics = _both(retry)
         self._terminal = Verdict.BURY if self.dead_letter is not None else Verdict(on_error)
-        self.goes_on = self._terminal is not Verdict.STOP
+        self.goes_on = self._terminal in (Verdict.SKIP, Verdict.BURY)
         """Whether a record that fails is passed over in the end."""
+        self.holds = self._terminal is Verdict.HOLD
+        """Whether a record that fails stops only its partition."""
 
     def __str__(self) -> str:
         if self._terminal is Verdict.STOP:
             end = "stops the process; its offset is not passed"
+        elif self._terminal is Verdict.HOLD:
+            end = "holds its partition; its offset is not passed, and the other partitions go on"
         elif self._terminal is Verdict.SKIP:
             end = "is logged, counted and skipped"
         else:

@@ -66,6 +66,12 @@ class Chronicle:
             if added and self._open.reason == "members":
                 self._open.reason = "partitions"
 
+    def held(self, partitions: Iterable[Partition]) -> None:
+        """Their claim found that something is wrong with them: they do not flow, and are not waited for."""
+        if self._open is not None:
+            self._open.waiting.difference_update(partitions)
+            self._open.success = False
+
     def so_far(self) -> Rebalance:
         """As it stands, for those who are told in the middle of it."""
         return self._now().value(self._protocol)

@@ -6,30 +6,46 @@ number; a topic that is not the one the offset was stored for is an error.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, NamedTuple, TypeAlias
 
-from kconsume.backends.abc import FencedStore, OffsetStore, Position, Positions
-from kconsume.backends.commit_note import place_in, place_of
+from kconsume.backends.abc import ClaimTerms, FencedStore, NamedStore, OffsetStore, Position, Positions, Refused, Start
+from kconsume.backends.commit_note import StoreName, name_of, source_in
+from kconsume.backends.kafka import KafkaStore
 from kconsume.cluster import Cluster
 from kconsume.errors import (
     BrokerUnavailable,
     ClientFailed,
     ConfigurationError,
     Fenced,
+    KconsumeError,
+    RowLost,
     StartRequired,
     StoreUnavailable,
     TopicNotFound,
     TopicRecreated,
 )
 from kconsume.records import Partition
+from kconsume.runtime.same_store import Shown, Verdict, judged
+from kconsume.runtime.trouble import Trouble, positions_in
 
 _log = logging.getLogger("kconsume.rebalance")
 
+Answers: TypeAlias = dict[Partition, Position | Refused | Trouble]
+
 Begin = Literal["earliest", "latest", "error"]
+
+
+class Look(NamedTuple):
+    """What was found out about partitions that are held."""
+
+    rows: Mapping[Partition, Position]
+    there: Set[str]
+    """Those of the missing topics that are there."""
 
 
 class Claims:
@@ -39,6 +55,8 @@ class Claims:
         self, store: OffsetStore, cluster: Cluster, group: str, owner: str, begin: Callable[[str], Begin]
     ) -> None:
         """`begin`: where partitions of a topic start that have no stored offset."""
+        if isinstance(store, FencedStore):
+            _must_take_terms(store)
         self._store = store
         self._cluster = cluster
         self._group = group
@@ -46,27 +64,46 @@ class Claims:
         self._begin = begin
         self.added: set[Partition] = set()
         """Partitions that were claimed, and had been added to a topic that the group consumes."""
+        self.seen: set[str] = set()
+        """Topics that were there when we looked: if one of them goes, that is its own trouble. Read by the owner."""
         self._known: dict[str, int] = {}
         """By topic: how many partitions the group knew of when we first looked. Those beyond were added since."""
         self._unread: dict[str, int] = {}
         """How many there were in topics of which the store has not been asked yet."""
         self._claimed = False
+        self.answered = False
+        """Whether the store has answered once."""
+        self.unanswered: BaseException | None = None
+        """Why the survey was not answered; from then on a claim has to tell."""
+        self.waits_for_topics = False
+        """Whether no topic matches the patterns: then the client does not join its group."""
+        self.name: StoreName | None = None
+        """How the store is told from others, once it was asked; None for one that is forgotten with the process."""
+        self._is_named = False
+        self._shown: dict[Partition, Shown] = {}
+        """What the Kafka group showed when we last asked."""
         self.is_new = False
         """Whether the cluster was asked for the group and knows none: then it has no offset of it either."""
         self.over = threading.Event()
         """Set when nothing more will be asked for."""
 
-    def survey(self, topics: Iterable[str]) -> None:
-        """What there is, before we join; `TopicNotFound` if one is not there.
+    def survey(self, topics: Iterable[str], matches: Callable[[str], bool] | None = None) -> None:
+        """What there is, before we join; `TopicNotFound` if one is not there. `matches`: of a consumer that names no
+        topic, whether its patterns take one.
 
         Asked later, the store would also tell of what other members of a new group have claimed by then, and the rest
         of their topic would look as if it had been added.
         """
-        self._unread.update(self._cluster.topics(sorted(topics)))
+        there = self._cluster.topics(sorted(topics))
+        self.seen.update(there)
+        self._unread.update(there)
         try:
+            self.waits_for_topics = matches is not None and not any(map(matches, self._cluster.all_topics()))
             self._read()
-        except (StoreUnavailable, BrokerUnavailable):
-            return  # the first claim asks again
+        except (StoreUnavailable, BrokerUnavailable) as error:
+            self.unanswered = error  # the first claim asks again; without one, `check_topics` does
+        else:
+            self.answered, self.unanswered = True, None
 
     def make_topics(self, wanted: Mapping[str, str]) -> None:
         """Make those that are not there, each like the topic it is named with. Waits for brokers that are away."""
@@ -93,75 +130,162 @@ class Claims:
                 f"own, or stop the others first"
             )
 
-    def claim(self, partitions: Sequence[Partition]) -> dict[Partition, Position]:
-        """From here on the partitions are ours in the store; answers where each stands. One that another has claimed
-        in the same moment is left out."""
-        ids = self._cluster.topic_ids(p.topic for p in partitions)
-        added = self._added(partitions)
+    def claim(self, partitions: Sequence[Partition], generation: int | None = None) -> Answers:
+        """From here on the partitions are ours in the store; returns where each stands, or what is wrong with it. One
+        that another has claimed under a later generation, or in the same moment, is `Refused`. `generation` is None for
+        one who is in no group."""
+        if generation is not None and generation <= 0 and isinstance(self._store, FencedStore):
+            cause = Fenced(f"group {self._group!r} does not know us as a member (generation {generation})")
+            return dict.fromkeys(partitions, Refused(cause))
+        return self._claim(partitions, None if generation is None else ClaimTerms(generation))
+
+    def claim_all(self, partitions: Sequence[Partition]) -> dict[Partition, Position]:
+        """As one whose partitions no group gives away: what is refused, or wrong, is raised."""
+        return positions_in(self.claim(partitions))
+
+    def take_over(self, epochs: Mapping[Partition, int], generation: int) -> Answers:
+        """Claim partitions whose rows are still under these epochs, whatever their generation: the broker has confirmed
+        us since the rows were read."""
+        return self._claim(sorted(epochs), ClaimTerms(generation, epochs))
+
+    def _claim(self, partitions: Sequence[Partition], terms: ClaimTerms | None) -> Answers:
+        ids, troubles = self._topic_ids(partitions)
+        wanted = [p for p in partitions if p not in troubles]
+        added = self._added(wanted)
 
         def start(missing: Sequence[Partition]) -> Positions:
+            reasons = self._must_not_be_lost(missing)
             self.added.update(added.intersection(missing))
             offsets = self._starts(missing, added)
+            self._tell_of_starts(offsets, reasons)
             return {p: Position(offsets[p], topic_id=ids[p.topic]) for p in missing}
 
+        answers: Answers = dict(troubles)
+        while wanted:
+            try:
+                answers.update(self._same_topics(self._ask(wanted, start, terms), ids))
+            except StartRequired as error:
+                answers.update({p: Trouble(error, None, open_lane=False) for p in error.partitions})
+                wanted = [p for p in wanted if p not in error.partitions]
+            except TopicNotFound as error:  # it went while we asked where its log begins
+                there = self._cluster.those_there({p.topic for p in wanted})
+                gone = [p for p in wanted if p.topic not in there]
+                if not gone:
+                    raise
+                answers.update({p: Trouble(error, None, open_lane=False) for p in gone})
+                wanted = [p for p in wanted if p.topic in there]
+            else:
+                break
+        return answers
+
+    def _topic_ids(self, partitions: Sequence[Partition]) -> tuple[dict[str, str | None], dict[Partition, Trouble]]:
+        """The id of each topic that is there, and the partitions of those that are not."""
+        topics = sorted({p.topic for p in partitions})
+        try:
+            return self._cluster.topic_ids(topics), {}
+        except TopicNotFound as error:
+            if len(topics) == 1:
+                return {}, {p: Trouble(error, None, open_lane=False) for p in partitions}
+        ids, troubles = dict[str, str | None](), dict[Partition, Trouble]()
+        for topic in topics:  # one of them is gone: ask for each, so that the others are claimed
+            known, missing = self._topic_ids([p for p in partitions if p.topic == topic])
+            ids.update(known)
+            troubles.update(missing)
+        return ids, troubles
+
+    def _ask(
+        self, partitions: Sequence[Partition], start: Start, terms: ClaimTerms | None
+    ) -> Mapping[Partition, Position | Refused]:
         if isinstance(self._store, FencedStore):
-            positions = self._store.claim(self._group, partitions, self._owner, start)
-        else:
-            positions = self._store.load(self._group, partitions)
-            missing = [p for p in partitions if p not in positions]
-            positions.update(start(missing) if missing else {})
-        known = {p: self._same_topic(p, position, ids[p.topic]) for p, position in positions.items()}
-        learnt = {p: position for p, position in known.items() if position.topic_id != positions[p].topic_id}
-        if isinstance(self._store, FencedStore):
-            for partition, position in learnt.items():
-                try:
-                    self._store.save(self._group, {partition: position})
-                except Fenced:
-                    del known[partition]  # claimed by another since; the others are ours all the same
+            return self._store.claim(self._group, partitions, self._owner, start, terms)
+        positions = self._store.load(self._group, partitions)
+        missing = [p for p in partitions if p not in positions]
+        positions.update(start(missing) if missing else {})
+        return positions
+
+    def _same_topics(self, answers: Mapping[Partition, Position | Refused], ids: Mapping[str, str | None]) -> Answers:
+        """The same, where the topic is still the one that the position belongs to. An id that was not known is kept."""
+        known: Answers = {}
+        for partition, answer in answers.items():
+            topic_id = ids.get(partition.topic)
+            if isinstance(answer, Refused) or topic_id is None or answer.topic_id == topic_id:
+                known[partition] = answer
+            elif answer.topic_id is not None:
+                known[partition] = Trouble(self._recreated(partition, answer, topic_id), answer, open_lane=False)
+            else:
+                known[partition] = self._learnt(partition, replace(answer, topic_id=topic_id))
         return known
 
     def rows(self, partitions: Sequence[Partition]) -> dict[Partition, Position]:
         """What the store has, claimed by whomever."""
         return self._store.load(self._group, partitions)
 
-    def take_over(self, epochs: Mapping[Partition, int]) -> dict[Partition, Position]:
-        """Claim partitions that are still under these epochs, whoever has them; `Fenced` if one is not."""
-        assert isinstance(self._store, FencedStore)
-        return self._store.reclaim(self._group, epochs, self._owner)
+    def _learnt(self, partition: Partition, position: Position) -> Position | Refused:
+        """The store learns the id of a topic that it did not know."""
+        if isinstance(self._store, FencedStore):
+            try:
+                self._store.save(self._group, {partition: position})
+            except Fenced as error:
+                return Refused(error)  # claimed by another since; the others are ours all the same
+        return position
 
-    def reclaim(self, epochs: Mapping[Partition, int]) -> dict[Partition, Position]:
+    def reclaim(self, epochs: Mapping[Partition, int]) -> Answers:
         """After an outcome that we do not know: still ours, under a new epoch, or `Fenced`."""
         assert isinstance(self._store, FencedStore)
         try:
-            return self._store.reclaim(self._group, epochs, self._owner)
+            return self._with_ids(self._store.reclaim(self._group, epochs, self._owner))
         except Fenced:
             # The answer to an earlier one may have been lost on its way, and the newer epoch be our own.
             stored = self._store.load(self._group, epochs)
             ours = {p: position.epoch for p, position in stored.items() if position.owner == self._owner}
             if ours.keys() != epochs.keys() or ours == dict(epochs):
                 raise
-            return self._store.reclaim(self._group, ours, self._owner)
+            return self._with_ids(self._store.reclaim(self._group, ours, self._owner))
 
-    def check_topics(self, known: Mapping[str, str], named: Sequence[str] = ()) -> None:
-        """Whether those that a handler names are there, and those that we claimed are the same, by their ids; a cluster
-        that does not answer proves nothing."""
+    def _with_ids(self, positions: Positions) -> Answers:
+        """A row that was reset has no topic id. It is asked for, so that a topic that is made again is noticed."""
+        if all(position.topic_id is not None for position in positions.values()):
+            return dict(positions)
         try:
-            self._cluster.topics(named)
+            ids, _ = self._topic_ids(list(positions))
+        except BrokerUnavailable:
+            return dict(positions)  # the next claim asks again
+        return self._same_topics(positions, ids)
+
+    def check_topics(self, known: Mapping[str, str], named: Sequence[str] = ()) -> dict[str, KconsumeError]:
+        """What is wrong with topics: one that a handler names is not there, or one that we claimed is not the same, by
+        its id. A cluster that does not answer proves nothing. A store that has not answered the survey is asked again.
+        """
+        if self.unanswered is not None:
+            self.survey(named)
+        found: dict[str, KconsumeError] = {}
+        try:
+            for topic in named:
+                try:
+                    self._cluster.topics([topic])
+                except TopicNotFound as error:
+                    found[topic] = error
             ids = self._ids_of(known) if known else {}
         except BrokerUnavailable:
-            return
+            return {}
         for topic, topic_id in known.items():
-            if ids.get(topic) is not None and ids[topic] != topic_id:
-                raise TopicRecreated(
-                    f"topic {topic!r} had id {topic_id} and now has {ids[topic]}: it was deleted and made again while "
-                    f"it was consumed. Stopped. {self._choices()}"
+            now = ids.get(topic)
+            if now is not None and now != topic_id:
+                found[topic] = TopicRecreated(
+                    f"topic {topic!r} had id {topic_id} and now has {now}: it was deleted and made again while it was "
+                    f"consumed. Nothing was skipped. {self._choices()}"
                 )
+        return found
 
-    def restart(self, offsets: Mapping[Partition, int]) -> dict[Partition, Position]:
+    def look(self, partitions: Sequence[Partition], missing: Sequence[str]) -> Look:
+        """What the store has of partitions that are held, and which of these topics are there by now."""
+        return Look(self._store.load(self._group, partitions), frozenset(self._cluster.those_there(missing)))
+
+    def restart(self, offsets: Mapping[Partition, int], generation: int | None = None) -> Answers:
         """Set offsets by a person's word, under a new epoch, and claim again."""
         if isinstance(self._store, FencedStore):
             self._store.reset(self._group, offsets)
-            return self.claim(list(offsets))
+            return self.claim(list(offsets), generation)
         ids = self._cluster.topic_ids(p.topic for p in offsets)
         return {p: Position(offset, topic_id=ids[p.topic]) for p, offset in offsets.items()}
 
@@ -177,7 +301,8 @@ class Claims:
                 raise StartRequired(
                     f"{', '.join(map(str, chosen))} of group {self._group!r} has no stored offset in "
                     f"{self._store.address}, and start='error' asks not to choose one: set it with "
-                    f"store.reset(group, {{partition: offset}}), or say start='earliest' or 'latest'"
+                    f"store.reset(group, {{partition: offset}}), or say start='earliest' or 'latest'",
+                    chosen,
                 )
             starts.update(self._cluster.edges(chosen, begin))
         return starts
@@ -198,27 +323,101 @@ class Claims:
         if self._unread:
             every = [Partition(topic, number) for topic, count in self._unread.items() for number in range(count)]
             positions, stored = self._store.load(self._group, every), dict[str, int]()
-            self._must_be_the_only_store(every, positions)
+            self._must_be_the_same_store(every, positions)
             for partition in positions:
                 stored[partition.topic] = max(partition.number + 1, stored.get(partition.topic, 0))
             self._known = {**self._unread, **stored, **self._known}
             self._unread = {}
 
-    def _must_be_the_only_store(self, partitions: Sequence[Partition], stored: Positions) -> None:
-        """Refuse a group whose offsets another deployment keeps elsewhere, and further than we know: its partitions
-        would be handled again from where we stand. Who runs with a store says so in the Kafka group (`commits.py`)."""
-        place = place_of(self._store)
-        if place is None or self.is_new or not isinstance(self._store, FencedStore):
-            return
-        for partition, there in sorted(self._cluster.committed(self._group, partitions).items()):
-            here = stored[partition].next_offset if partition in stored else None
-            if place_in(there.metadata) not in (None, place) and (here is None or here < there.offset):
-                raise ConfigurationError(
-                    f"group {self._group!r} keeps its offsets in another store than {self._store.address}: {partition} "
-                    f"stands at {there.offset} there and at {here or 0} here, so its records would be handled again. "
-                    f"Give both deployments the same offsets=, or this one a group= of its own; to move the group "
-                    f"here, stop the other and take its offsets over with store.reset(group, {{partition: offset}})"
-                )
+    def _must_be_the_same_store(self, partitions: Sequence[Partition], stored: Positions) -> None:
+        """Refuse a group whose offsets are kept elsewhere, and further than we know: its records would be handled again
+        from where we stand. Who runs with a store says so in the Kafka group (`commits.py`)."""
+        self._shown.update(self._asked(partitions, stored))
+        behind: list[Partition] = []
+        for partition in sorted(stored.keys() | self._shown.keys() & set(partitions)):
+            match self._judged(partition, stored.get(partition)):
+                case Verdict.ANOTHER:
+                    raise self._another_store(partition, self._shown[partition], stored.get(partition))
+                case Verdict.BEHIND:
+                    behind.append(partition)
+        if behind:
+            _log.warning(
+                "store is behind what it has shown before, records are handled again store=%s partitions=%s reason=%s",
+                self._store.address,
+                " ".join(f"{p}@{stored[p].next_offset} (committed {self._shown[p].offset})" for p in behind),
+                Verdict.BEHIND.value,
+            )
+
+    def _must_not_be_lost(self, missing: Sequence[Partition]) -> dict[Partition, tuple[Verdict, Shown | None]]:
+        """Why these have no row. One whose row is gone is not started: the records up to where it stood would be
+        skipped, or handled again. Asked anew: since the survey another member may have had the partition."""
+        for partition in missing:
+            self._shown.pop(partition, None)
+        self._shown.update(self._asked(missing, {}))
+        found = {p: (self._judged(p, None), self._shown.get(p)) for p in sorted(missing)}
+        for partition, (verdict, shown) in found.items():
+            if verdict is Verdict.ANOTHER and shown is not None:
+                raise self._another_store(partition, shown, None)
+        if lost := {p: shown for p, (verdict, shown) in found.items() if verdict is Verdict.LOST and shown is not None}:
+            raise self._lost(lost)
+        return found
+
+    def _asked(self, partitions: Sequence[Partition], stored: Positions) -> dict[Partition, Shown]:
+        """What the Kafka group shows of them."""
+        if not self._is_named:
+            self.name, self._is_named = name_of(self._store), True
+        if self.name is None or self.is_new:
+            return {}
+        if isinstance(self._store, KafkaStore):
+            return {p: Shown(row.next_offset, source_in(row.metadata)) for p, row in stored.items()}
+        committed = self._cluster.committed(self._group, partitions)
+        return {p: Shown(each.offset, source_in(each.metadata)) for p, each in committed.items()}
+
+    def _judged(self, partition: Partition, row: Position | None) -> Verdict:
+        if self.name is None:
+            return Verdict.NEW if row is None else Verdict.FINE
+        verdict = judged(self.name, self._shown.get(partition), row, None)
+        if verdict is not Verdict.LOST:
+            return verdict
+        if not isinstance(self._store, NamedStore):
+            return Verdict.UNKNOWN  # it does not keep which rows were deleted
+        deleted = self._store.deleted(self._group, [partition]).get(partition)
+        return judged(self.name, self._shown.get(partition), row, deleted)
+
+    def _tell_of_starts(
+        self, offsets: Mapping[Partition, int], reasons: Mapping[Partition, tuple[Verdict, Shown | None]]
+    ) -> None:
+        for verdict in sorted({verdict for verdict, _ in reasons.values()}, key=str):
+            where = " ".join(
+                f"{p}@{offsets[p]}" + ("" if shown is None else f" (committed {shown.offset})")
+                for p, (reason, shown) in sorted(reasons.items())
+                if reason is verdict
+            )
+            why = verdict.value if self.name is not None else f"{self._store.address} forgets its rows with the process"
+            level = logging.WARNING if verdict is Verdict.UNKNOWN else logging.INFO
+            _log.log(level, "no stored offset, begins where start= says partitions=%s reason=%s", where, why)
+
+    def _another_store(self, partition: Partition, there: Shown, row: Position | None) -> ConfigurationError:
+        here = "has no row here" if row is None else f"at {row.next_offset} here"
+        return ConfigurationError(
+            f"group {self._group!r} keeps its offsets in another store than {self._store.address}: {partition} "
+            f"stands at {there.offset} there and {here}, so its records would be handled again or skipped. Give both "
+            f"deployments the same offsets=, or this one a group= of its own. To move the group here, or if the other "
+            f"store is gone, stop the other deployment and set the offsets with "
+            f"store.reset(group, {{Partition({partition.topic!r}, {partition.number}): {there.offset}, ...}})"
+        )
+
+    def _lost(self, lost: Mapping[Partition, Shown]) -> RowLost:
+        stood = ", ".join(f"{p} at {shown.offset}" for p, shown in lost.items())
+        (partition, shown), *_ = lost.items()
+        named = f"Partition({partition.topic!r}, {partition.number})"
+        return RowLost(
+            f"{self._store.address} has lost rows of group {self._group!r}: it had {stood}, has no row now, and nobody "
+            f"has deleted it with store.delete. Nothing was skipped. Restore the rows, or choose: "
+            f"store.reset(group, {{{named}: {shown.offset}}}) to go on from there, or "
+            f"store.delete(group, [{named}]) to begin where start= says",
+            lost,
+        )
 
     def _ids_of(self, topics: Iterable[str]) -> Mapping[str, str | None]:
         try:
@@ -226,16 +425,29 @@ class Claims:
         except TopicNotFound:
             return {}  # it has gone, and no handler names it: whoever has a pattern takes what there is
 
-    def _same_topic(self, partition: Partition, position: Position, topic_id: str | None) -> Position:
-        if topic_id is None or position.topic_id == topic_id:
-            return position
-        if position.topic_id is None:
-            return replace(position, topic_id=topic_id)
-        raise TopicRecreated(
+    def _recreated(self, partition: Partition, position: Position, topic_id: str) -> TopicRecreated:
+        return TopicRecreated(
             f"{partition} stands at offset {position.next_offset} of topic id {position.topic_id}, but the topic "
             f"now has id {topic_id}: it was deleted and made again, and the offset means nothing in it. Nothing "
             f"was skipped. {self._choices()}"
         )
 
     def _choices(self) -> str:
-        return f"Choose: store.delete({self._group!r}) to begin where start= says, or consume under a new group"
+        return (
+            f"Choose: store.delete({self._group!r}) to begin where start= says, store.reset(group, {{partition: "
+            f"offset}}) for an offset of the new topic, or consume under a new group"
+        )
+
+
+def _must_take_terms(store: FencedStore) -> None:
+    """Refuse a store of the time before claims were ordered: it would let a late claim fence the rightful owner."""
+    try:
+        inspect.signature(store.claim).bind("group", (), "owner", None, None)
+    except ValueError:
+        return  # what is not written in Python does not say what it takes
+    except TypeError:
+        raise ConfigurationError(
+            f"{type(store).__name__}.claim() takes no `terms`, by which claims are ordered: add a parameter "
+            f"`terms: ClaimTerms | None = None` behind `start`, answer with `Refused` for a row that "
+            f"kconsume.backends.claiming.accepts() does not accept, and run FencedSuite of kconsume.testing.conformance"
+        ) from None

@@ -7,18 +7,19 @@ here waits, but for `hand_over`. `GroupLedger` is the Kafka group itself; `Store
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from typing import NamedTuple, Protocol
 
 from kconsume.backends.abc import OffsetStore, Position
-from kconsume.backends.commit_note import note_of
-from kconsume.errors import Fenced, StoreUnavailable
+from kconsume.backends.commit_note import StoreName, note_of
+from kconsume.errors import Fenced, KconsumeError, StoreUnavailable
 from kconsume.records import Partition
 from kconsume.runtime.budget import Deadline
 from kconsume.runtime.errands import Errands
-from kconsume.runtime.holding import Holding
-from kconsume.runtime.source import CommitResult, Mark, Source
+from kconsume.runtime.holding import Holding, State
+from kconsume.runtime.source import CommitResult, Mark
+from kconsume.runtime.split_source import AnySource
 
 _log = logging.getLogger("kconsume.commits")
 
@@ -42,6 +43,8 @@ class Receipt(NamedTuple):
     error: str | None = None
     generation: int | None = None
     """Of the Kafka group, if it was the same when the marks were sent and when they were answered."""
+    faults: Mapping[Partition, tuple[Entry, KconsumeError]] = {}
+    """What is wrong with single partitions, so that they cannot be kept."""
 
 
 class Ledger(Protocol):
@@ -60,14 +63,16 @@ class Ledger(Protocol):
 
 
 class GroupLedger:
-    """Offsets committed to the Kafka group, by the member that we are."""
+    """Offsets committed to the Kafka group, by the member that has the partition."""
 
-    def __init__(self, source: Source, *, advisory: bool = False, place: str | None = None) -> None:
-        """`advisory`: the offsets that count are kept elsewhere, so a commit that is refused harms nobody. `place`:
-        where that is, for others of the group to see."""
+    def __init__(
+        self, source: AnySource, *, advisory: bool = False, name: Callable[[], StoreName | None] = lambda: None
+    ) -> None:
+        """`advisory`: the offsets that count are kept elsewhere, so a commit that is refused harms nobody. `name`:
+        which store that is, for others of the group to see."""
         self._source = source
         self._advisory = advisory
-        self._place = place
+        self._name = name
         self._sent: list[tuple[Marks, int]] = []
         """Each with the generation under which it was sent."""
         self._refused: str | None = None
@@ -78,23 +83,29 @@ class GroupLedger:
         return bool(self._sent)
 
     def send(self, marks: Marks) -> None:
-        self._sent.append((marks, self._source.generation()))
-        self._source.commit(
-            {p: Mark(offset, h.leader_epoch, note_of(h.topic_id, self._place)) for p, (h, offset, _) in marks.items()}
-        )
+        name = self._name()
+        for member, part in self._source.parts(marks):
+            self._sent.append((part, member.generation()))
+            member.commit(
+                {
+                    p: Mark(offset, h.leader_epoch, note_of(h.topic_id, name, _epoch_of(h)))
+                    for p, (h, offset, _) in part.items()
+                }
+            )
 
     def collect(self) -> Receipt | None:
         if not self._source.commit_results:
             return None
         result = self._source.commit_results.pop(0)
-        (marks, generation), refused, self._refused = self._answered(result), self._refused, result.error
-        if result.error is None:
-            return Receipt(marks, {}, None, generation if generation == result.generation else None)
+        (marks, generation), said, self._refused = self._answered(result), self._refused, result.error
         if result.refusal is not None and not self._advisory:
             raise result.refusal
-        if result.error != refused:
+        if result.error is not None and result.error != said:
             _log.warning("commit refused, tried again if still owned error=%r", result.error)
-        return Receipt({}, {}, result.error)
+        kept = {p: entry for p, entry in marks.items() if p not in result.refused}
+        confirmed = bool(kept) and generation == result.generation
+        faults = {} if self._advisory else {p: (marks[p], why) for p, why in result.refused.items() if why is not None}
+        return Receipt(kept, {}, result.error, generation if confirmed else None, faults)
 
     def hand_over(self, marks: Marks, deadline: Deadline) -> None:  # noqa: ARG002  (nothing to wait for)
         # It goes out before the client's next join, on the same connection.
@@ -106,6 +117,12 @@ class GroupLedger:
         sent = next(s for s in self._sent if {p: entry.offset for p, entry in s[0].items()} == result.offsets)
         self._sent.remove(sent)
         return sent
+
+
+def _epoch_of(holding: Holding) -> int:
+    """Of the row whose offset is committed."""
+    row = None if holding.state is not State.EJECTED or holding.confirmation is None else holding.confirmation.row
+    return holding.epoch if row is None else row.epoch
 
 
 class StoreLedger:

@@ -217,11 +217,11 @@ class _Run:
 
     def _note_in_passing(self) -> int:
         """All that a slice has passed over, at its end: between its records, that would cost more."""
-        course, scope, noted = self._course, self._lane.scope, self._in_passing
+        course, noted = self._course, self._in_passing
         for message, raised in noted:
             error = course.binding.explain(message, raised)
             buries = course.policy.verdict(error) is Verdict.BURY
-            draft = Draft(message, cause_of(error), course.group, scope, self._attempt) if buries else None
+            draft = self._draft(message, error) if buries else None
             self._owing.note(self._end, message, error, draft)
         self._in_passing = []
         return len(noted)
@@ -373,13 +373,16 @@ class _Run:
 
     def _letters(self, part: Sequence[Message], errors: Mapping[int, BaseException]) -> dict[int, Draft]:
         """Drafts of those that are to be written, by the index of their record."""
-        group, scope = self._course.group, self._lane.scope
         drafts: dict[int, Draft] = {}
         for index, error in errors.items():
             rung = self._rung(error)
             if rung is not None or self._course.policy.dead_letter is not None:
-                drafts[index] = Draft(part[index], cause_of(error), group, scope, self._attempt, rung)
+                drafts[index] = self._draft(part[index], error, rung)
         return drafts
+
+    def _draft(self, message: Message, error: BaseException, rung: Rung | None = None) -> Draft:
+        group, lane = self._course.group, self._lane
+        return Draft(message, cause_of(error), group, lane.scope, self._attempt, rung, lane.reset_epoch)
 
     def _rung(self, error: BaseException) -> Rung | None:
         """Where a record goes that failed with it, if it is tried again later."""
@@ -402,7 +405,7 @@ class _Run:
         return Verdict.LATER if self._rung(error) is not None else self._course.policy.verdict(error)
 
     def _stops(self, error: BaseException) -> bool:
-        return self._verdict(error) is Verdict.STOP
+        return self._verdict(error) in (Verdict.STOP, Verdict.HOLD)
 
     def _what_becomes(self, error: BaseException) -> str:
         """In the words of the log."""
@@ -415,7 +418,8 @@ class _Run:
 
     def _stop(self, message: Message, error: BaseException) -> None:
         self._lane.brake("failed")
-        self._ending = Failure(self._lane, self._course.binding.name, message, error)
+        holds = self._course.policy.verdict(error) is Verdict.HOLD
+        self._ending = Failure(self._lane, self._course.binding.name, message, error, holds)
 
     # What is done
 

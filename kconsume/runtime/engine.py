@@ -1,6 +1,6 @@
 """One running consumer, put together: which parts there are and which thread each lives on.
 
-    owner thread     Loop, Source, Tenancy, ledgers
+    owner thread     Loop, SplitSource, Tenancy, ledgers
     errand thread    store and cluster questions that may block
     worker threads   handlers that are plain functions
     event loop       handlers that are async, shared by all consumers of the app
@@ -14,15 +14,17 @@ import os
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
 
+from confluent_kafka import KafkaError
+
 from kconsume.backends.abc import FencedStore, OffsetStore, OutboxStore, Position, TransactionalStore
-from kconsume.backends.commit_note import place_of
+from kconsume.backends.commit_note import KAFKA
 from kconsume.backends.kafka import KafkaStore
-from kconsume.errors import ConfigurationError
+from kconsume.errors import ConfigurationError, KconsumeError, StartTimeout
 from kconsume.records import Partition
 from kconsume.runtime.audience import Audience
 from kconsume.runtime.budget import Deadline
@@ -34,12 +36,14 @@ from kconsume.runtime.fitting import BATCH, lanes_for, pace_of, tried_before, wo
 from kconsume.runtime.gathering import Gathering
 from kconsume.runtime.holding import Holding
 from kconsume.runtime.lanes import Lane, Outcomes
+from kconsume.runtime.limits import Limits
 from kconsume.runtime.loop import Loop
 from kconsume.runtime.ownership import Ownership
 from kconsume.runtime.plans import ConsumerPlan, Equipment, HandlerPlan
+from kconsume.runtime.refusals import why
 from kconsume.runtime.relay import Relay
 from kconsume.runtime.routes import Routes, Wanted
-from kconsume.runtime.source import Source
+from kconsume.runtime.split_source import SplitSource
 from kconsume.runtime.tenancy import Tenancy
 
 _LATE = 60.0
@@ -64,6 +68,7 @@ class Engine:
         self.routes = Routes((h, h.wanted) for h in plan.handlers)
         self.wanted = {h: h.wanted for h in plan.handlers}
         """What was asked for last; the routes follow on the owner thread."""
+        self._has_subscribed = False
         self._claims = Claims(
             plan.store, plan.cluster, plan.group, owner, lambda topic: self._handler(topic).begin(topic)
         )
@@ -81,12 +86,12 @@ class Engine:
             may_be_left=partial(_may_be_left, plan.store),
         )
         try:
-            self.source = Source(plan.settings, self.tenancy, batch=BATCH)
+            self.source = SplitSource(plan.settings, self.tenancy, batch=BATCH)
         except BaseException:
             self._errands.close(0.0)
             raise
         in_group = isinstance(plan.store, KafkaStore)
-        group = GroupLedger(self.source, advisory=not in_group, place=None if in_group else place_of(plan.store))
+        group = GroupLedger(self.source, advisory=not in_group, name=lambda: KAFKA if in_group else self._claims.name)
         ledger = group if in_group else StoreLedger(plan.store, plan.group, self._errands)
         mirror = None if in_group else group
         self.loop = Loop(
@@ -98,6 +103,8 @@ class Engine:
             memory=plan.memory,
             shutdown=plan.shutdown,
             checkup=self._check_topics,
+            has_had=lambda topic: topic in self._claims.seen,
+            explain=self._explain,
             home=equipment.home if _may_be_lent(plan) else None,
         )
         self.tenancy.attach(self.source, self._see_off)
@@ -106,6 +113,23 @@ class Engine:
         if self._relay is not None:
             self._relay.start()
         self._ownership.start(lambda: self.loop.run(self._begin), self.loop.resume)
+
+    def start_timeout(self, seconds: float) -> StartTimeout:
+        """Why the first claim is not in after this time."""
+        cause = self.tenancy.unanswered or self._claims.unanswered
+        last = self.loop.last_trouble
+        if cause is not None:
+            why = str(cause)
+        elif not self.tenancy.joined:
+            why = f"the group has not given it an assignment yet{f' (the client says: {last})' if last else ''}"
+        else:
+            why = f"{self.plan.store.address} has not answered the claim of {_names(self.tenancy.holdings)} yet"
+        error = StartTimeout(
+            f"the consumer of group {self.plan.group!r} was not ready {seconds:g} s after its start: {why}. If "
+            f"it needs longer, say App(startup=...)"
+        )
+        error.__cause__ = cause
+        return error
 
     def join(self, seconds: float) -> bool:
         """Whether the loop has ended."""
@@ -148,18 +172,23 @@ class Engine:
         self.loop.request(lambda: self.tenancy.restart(offsets))
 
     def subscribe(self, handler: HandlerPlan, wanted: Wanted) -> None:
-        """Give a handler other topics, while it runs."""
+        """Give a handler other topics, while it runs. Topics of its failed records stay: they may not be empty."""
+        before = self.wanted[handler]
+        wanted = wanted._replace(retries=before.retries, redrives=before.redrives)
         self.wanted[handler] = wanted
         self.loop.request(lambda: self._change(handler, wanted))
 
     def _change(self, handler: HandlerPlan, wanted: Wanted) -> None:
         self.routes.change(handler, wanted)
-        self.chronicle.expect("subscription")
-        self._subscribe()
+        if self._has_subscribed:  # else the retry topics are not made yet, and the first subscription has it too
+            if self.tenancy.joined:
+                self.chronicle.expect("subscription")
+            self._subscribe()
 
     def _subscribe(self) -> None:
+        self._has_subscribed = True
         self._look_around()
-        self.source.subscribe(self.routes.subscription)
+        self.source.subscribe(self.routes.subscription, self.routes.side_subscription)
 
     def _look_for_redrives(self) -> None:
         """Topics that a person has sent dead letters back to: read from when they are there."""
@@ -174,18 +203,16 @@ class Engine:
             self._errands.send(lambda: self.plan.cluster.those_there(new)).add_done_callback(found)
 
     def _add_redrives(self, found: Mapping[str, HandlerPlan]) -> None:
-        """By patterns: should a topic go again, that is no fault."""
         for name, handler in found.items():
             wanted = self.wanted[handler]
             if not wanted.takes(name):
-                pattern = name.replace(".", "[.]")
-                either = pattern if wanted.pattern is None else f"{wanted.pattern}|{pattern}"
-                self.wanted[handler] = Wanted(wanted.topics, either)
+                self.wanted[handler] = wanted._replace(redrives=(*wanted.redrives, name))
                 self._change(handler, self.wanted[handler])
 
     def _look_around(self) -> None:
         topics = self.routes.topics
-        self.loop.watch(self._errands.send(lambda: self._claims.survey(topics)))
+        matches = None if topics else lambda topic: self.routes.handler_of(topic) is not None
+        self.loop.watch(self._errands.send(lambda: self._claims.survey(topics, matches)))
 
     def _begin(self) -> None:
         self._look_for_redrives()
@@ -231,16 +258,29 @@ class Engine:
             kept = self._relay.finish([holding.partition for holding in leaving], budget.part(0.5))
         if self.loop.snapshot.state in ("starting", "running"):
             # Under KIP-848 the partitions of a topic that was deleted are taken away, and nothing is said.
-            self.loop.watch(self._check_topics({}))
+            self.loop.watch(self._check_topics({}), self.loop.hold_topics)
         else:
             self.unsent += kept
         return finished
 
-    def _check_topics(self, known: Mapping[str, str]) -> Future[None]:
+    def _check_topics(self, known: Mapping[str, str]) -> Future[dict[str, KconsumeError]]:
         """`known`: the ids of those that we have."""
         topics = self.routes.topics
         self._look_for_redrives()
         return self._errands.send(lambda: self._claims.check_topics(known, topics))
+
+    def _explain(self, error: KafkaError) -> Future[None]:
+        """Why the group does not take us: fails with that."""
+        plan = self.plan
+
+        def explain() -> None:
+            try:
+                group = plan.cluster.group(plan.group)
+            except KconsumeError:
+                group = None
+            raise why(error, plan.group, plan.settings, group)
+
+        return self._errands.send(explain)
 
     def _handler(self, topic: str) -> HandlerPlan:
         handler, takers = self.routes.handler_of(topic), self.routes.takers(topic)
@@ -272,7 +312,12 @@ class Engine:
             tried=tried_before(position.metadata),
             commits_itself=handler.in_transactions,
             leader_epoch=position.leader_epoch,
+            reset_epoch=position.reset_epoch,
         )
+
+
+def _names(partitions: Iterable[Partition]) -> str:
+    return ", ".join(map(str, sorted(partitions)))
 
 
 def _may_be_left(store: OffsetStore, lane: Lane) -> bool:
@@ -291,4 +336,5 @@ def _may_be_lent(plan: ConsumerPlan) -> bool:
 def _relay_of(plan: ConsumerPlan, equipment: Equipment, owner: str) -> Relay | None:
     if equipment.relay_outlet is None or not isinstance(plan.store, OutboxStore):
         return None
-    return Relay(plan.store, plan.group, equipment.relay_outlet, owner)
+    outlet = equipment.relay_outlet
+    return Relay(plan.store, plan.group, outlet, owner, Limits(plan.cluster, outlet.largest_batch))

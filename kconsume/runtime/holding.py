@@ -9,26 +9,33 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from typing import NamedTuple
 
-from kconsume.backends.abc import Position, Positions
+from kconsume.backends.abc import Position, Positions, Refused
 from kconsume.records import Partition
 from kconsume.runtime.budget import Deadline
 from kconsume.runtime.lanes import Lane
 from kconsume.runtime.tracker import Tracker
+from kconsume.runtime.trouble import Trouble
+
+Answers = Mapping[Partition, Position | Refused | Trouble]
+"""What a claim got for each partition: where it stands, why the store refused it, or what is wrong with it."""
 
 
 class State(enum.Enum):
     CLAIMING = "claiming"
     OPEN = "open"
     EJECTED = "ejected"
+    HELD = "held"
+    """Its claim found that something is wrong with it. One that was open stays so when it is held."""
 
 
 class Holding:
     """One assigned partition."""
 
     __slots__ = (
-        "claim", "closed", "confirmation", "epoch", "handled", "held", "lane", "leader_epoch", "mirrored", "partition",
-        "state", "stored", "told", "topic_id", "tracker", "tries",
+        "answered", "claim", "closed", "confirmation", "epoch", "handled", "held", "lane", "leader_epoch", "mirrored",
+        "partition", "state", "stored", "told", "topic_id", "tracker", "tries", "trouble",
     )  # fmt: skip
 
     def __init__(self, partition: Partition, closed: Lane | None = None) -> None:
@@ -50,7 +57,11 @@ class Holding:
         self.mirrored: int | None = None
         """The offset that the Kafka group is known to have, where the store is another."""
         self.held: set[str] = set()
-        """Why it is paused: 'claim', 'pressure', 'person'."""
+        """Why it is paused: 'claim', 'pressure', 'person', 'trouble'."""
+        self.trouble: Trouble | None = None
+        """Why it is held, while it is."""
+        self.answered = False
+        """Whether its first claim was answered: it has flowed, or waits for what is known."""
         self.tries = 0
         """Claims since something was last finished."""
         self.handled = 0
@@ -68,6 +79,8 @@ class Holding:
                 return self.lane
             case State.EJECTED:
                 return self.confirmation
+            case State.HELD:
+                return self.trouble
 
     @property
     def watermark(self) -> int | None:
@@ -83,8 +96,16 @@ class Holding:
         return self.tracker.watermark != self.stored
 
 
-Errand = Callable[[list[Partition]], dict[Partition, Position]]
-"""Asks the store for partitions, those that are still ours when it is asked."""
+class Membership(NamedTuple):
+    """The partitions that are ours, and the Kafka group's generation in which each is: read together in a callback."""
+
+    generations: Mapping[Partition, int | None]
+    """None for one who is in no group."""
+    holdings: Mapping[Partition, Holding]
+
+
+Errand = Callable[[list[Partition], int | None], Answers]
+"""Asks the store for partitions, those that are still ours when it is asked, under the generation of that moment."""
 
 
 class Claim:
@@ -94,7 +115,7 @@ class Claim:
     def __init__(self, holdings: Mapping[Partition, Holding], errand: Errand, pause: float = 0.0) -> None:
         self.holdings = holdings
         self.errand = errand
-        self.answer: Future[dict[Partition, Position]] | None = None
+        self.answer: Future[Answers] | None = None
         self.positions: Positions | None = None
         self.told: Future[None] | None = None
         self.listening = Deadline(0.0)

@@ -4,6 +4,11 @@ What an outbox sent may come twice, after a kill of whoever sent it. A record on
 once for each rung, one that a person has sent back once for each time; any other once, if the handler was asked to
 (`repeats="drop"`); a letter of others once for each topic, because it keeps its origin on its way through several.
 Noted in the handler's transaction: one that is rolled back has taken nothing in.
+
+A reset, a seek or a delete asks for records to be handled again: what was taken in before it is no repeat afterwards. A
+record on the handler's own topics (rungs, records sent back) carries the reset of the partition that it came from. A
+reset of those topics themselves does not count: the record there was taken in under its source's reset, and a group
+that is reset as a whole has it again from there. For all other records the reset of their own partition counts too.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from collections.abc import Collection, Sequence
 from kconsume.backends.abc import AsyncOutboxTx, AsyncTx, OutboxTx, Tx
 from kconsume.errors import BatchError
 from kconsume.failures.letters import PREFIX, place_of
-from kconsume.output import ORIGIN
+from kconsume.output import ORIGIN, RESET
 from kconsume.records import Message
 from kconsume.runtime.steps import PassOver, Try
 
@@ -35,40 +40,44 @@ class Intake:
         """Whether records of this topic may have been taken in before."""
         return self._drops_repeats or topic in self._own
 
-    def admit(self, step: Try | PassOver, tx: Tx) -> Try | PassOver:
+    def admit(self, step: Try | PassOver, tx: Tx, reset_epoch: int = 0) -> Try | PassOver:
         """The same step without repeats, and with no letter about one. All of its part is taken in: a record that
-        failed is done with as well, and its repeat would pass where it did not."""
-        keys = self._keys(step.part)
+        failed is done with as well, and its repeat would pass where it did not. `reset_epoch`: that of the partition's
+        row."""
+        keys = self._keys(step.part, reset_epoch)
         if not any(keys):
             return step
         assert isinstance(tx, OutboxTx)  # checked when the handler was decorated
         return _without_repeats(step, keys, tx.take_in([key for key in keys if key is not None]))
 
-    async def admit_async(self, step: Try | PassOver, tx: AsyncTx) -> Try | PassOver:
-        keys = self._keys(step.part)
+    async def admit_async(self, step: Try | PassOver, tx: AsyncTx, reset_epoch: int = 0) -> Try | PassOver:
+        keys = self._keys(step.part, reset_epoch)
         if not any(keys):
             return step
         assert isinstance(tx, AsyncOutboxTx)
         return _without_repeats(step, keys, await tx.take_in([key for key in keys if key is not None]))
 
-    def _keys(self, records: Sequence[Message]) -> list[str | None]:
+    def _keys(self, records: Sequence[Message], reset_epoch: int) -> list[str | None]:
         """What each is known by; None for those that are always taken."""
         if not records or not self.concerns(records[0].topic()):
             return []
         comes_back = records[0].topic() in self._own  # a slice is of one partition
-        return [_key(message, comes_back) for message in records]
+        return [_key(message, comes_back, reset_epoch) for message in records]
 
 
-def _key(message: Message, comes_back: bool) -> str | None:
+def _key(message: Message, comes_back: bool, reset_epoch: int) -> str | None:
     marks = {name: value or b"" for name, value in message.headers() or () if name.startswith(PREFIX)}
     origin = marks.get(ORIGIN)
     if not origin:
         return None
+    sender, reader = marks.get(RESET, b""), b"" if comes_back or not reset_epoch else b"%d" % reset_epoch
+    # Without a reset the key is that of earlier versions, which remember it, and which may run beside this one.
+    resets = b"~%b~%b" % (sender, reader) if sender or reader else b""
     is_letter = _TOPIC in marks
     if not comes_back and not is_letter:
-        return _text(origin)
+        return _text(origin + resets)
     place = b"" if comes_back else b"@" + message.topic().encode()
-    return _text(b"%b/%b/%b%b" % (origin, marks.get(_REDRIVEN, b"0"), marks.get(_RUNG, b"0"), place))
+    return _text(b"%b/%b/%b%b%b" % (origin, marks.get(_REDRIVEN, b"0"), marks.get(_RUNG, b"0"), place, resets))
 
 
 def _text(key: bytes) -> str:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 
 _AGAIN = 0.01
-_MACHINERY = {contextlib.__name__, "kconsume.app", "kconsume.runtime.running"}
+_MACHINERY = {contextlib.__name__, "kconsume.app", "kconsume.runtime.ending", "kconsume.runtime.running"}
 
 
 class Interrupted(BaseException):
@@ -29,6 +30,25 @@ class Body:
         self._over = threading.Event()
         self._active = False
         self._previous: object = None
+
+    @property
+    def is_main(self) -> bool:
+        return self._previous is not None
+
+    @property
+    def over(self) -> bool:
+        return self._over.is_set()
+
+    @property
+    def heard(self) -> bool:
+        return self.over
+
+    @property
+    def unheard(self) -> bool:
+        return False  # it is raised on the thread that entered the block
+
+    def call(self, function: Callable[[], object]) -> None:
+        function()
 
     def __enter__(self) -> None:
         if threading.current_thread() is threading.main_thread():

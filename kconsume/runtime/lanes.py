@@ -76,6 +76,8 @@ class Failure(NamedTuple):
     handler: str
     message: Message
     error: BaseException
+    holds: bool = False
+    """Whether only its partition stops."""
 
 
 class Crashed(NamedTuple):
@@ -124,8 +126,8 @@ class Lane:
 
     __slots__ = (
         "busy", "bytes", "chunks", "commits_itself", "epoch", "gathering", "given_up", "lanes", "leader_epoch",
-        "lock", "pace", "parked", "partition", "records", "scope", "stop", "stored", "tally", "tried", "under_way",
-        "work",
+        "lock", "pace", "parked", "partition", "records", "reset_epoch", "scope", "stop", "stored", "tally", "tried",
+        "under_way", "work",
     )  # fmt: skip
 
     def __init__(
@@ -142,6 +144,7 @@ class Lane:
         tried: tuple[int, int] | None = None,
         commits_itself: bool = False,
         leader_epoch: int | None = None,
+        reset_epoch: int = 0,
     ) -> None:
         self.partition = partition
         self.lanes = lanes
@@ -156,6 +159,8 @@ class Lane:
         self.given_up = False
         """Whether its handler was given up: whatever it still does, the fence keeps out."""
         self.scope = scope
+        self.reset_epoch = reset_epoch
+        """That of the partition's row: what is remembered of records is remembered under it."""
         self.pace = pace
         self.gathering = gathering
         """Where records wait until they are a batch, for handlers of batches."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -16,9 +17,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
-from kconsume.errors import HandlerFailed
+from confluent_kafka import KafkaError
+
+from kconsume.errors import HandlerFailed, KconsumeError, NotAuthorized, TopicNotFound
 from kconsume.records import Message, Partition
 from kconsume.runtime.arrivals import Runs
 from kconsume.runtime.budget import Deadline
@@ -30,6 +33,7 @@ from kconsume.runtime.lanes import (
     Crashed,
     Ejected,
     Ended,
+    Failure,
     Lane,
     Outcome,
     Outcomes,
@@ -40,16 +44,28 @@ from kconsume.runtime.lanes import (
 from kconsume.runtime.lending import Lending
 from kconsume.runtime.ownership import Deposed
 from kconsume.runtime.pressure import Advice, Window
-from kconsume.runtime.source import Source
-from kconsume.runtime.tenancy import Tenancy
+from kconsume.runtime.refusals import TurnedAway
+from kconsume.runtime.split_source import AnySource
+from kconsume.runtime.tenancy import SAY_EVERY, Tenancy
+from kconsume.runtime.trouble import Trouble
 
 _log = logging.getLogger("kconsume.loop")
 
+T = TypeVar("T")
+
 COMMIT_EVERY = 1.0
-CHECKUP_EVERY = 60.0
+CHECKUP_EVERY = 15.0
+ASK_AGAIN_EVERY = 2.0
+EMPTY_AFTER = 8.0
+"""Seconds after which a member whose broker has assigned it nothing yet counts as one that has nothing. Longer than the
+heartbeat that brokers ask for (5 s by default): a pattern that they have still to resolve may be answered then."""
 POLL = 0.1
 _MOMENT = 0.005
 _ROOM_POLL = 0.05
+
+
+def _ignore(_: object) -> None:
+    """Nothing is done with the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +78,8 @@ class Snapshot:
     handled: int = 0
     skipped: int = 0
     abandoned: tuple[Partition, ...] = ()
+    held: Mapping[Partition, Trouble] = field(default_factory=dict)
+    """Partitions that are held, and why."""
 
 
 class Loop:
@@ -69,7 +87,7 @@ class Loop:
 
     def __init__(
         self,
-        source: Source,
+        source: AnySource,
         tenancy: Tenancy,
         outcomes: Outcomes,
         ledger: Ledger,
@@ -77,11 +95,17 @@ class Loop:
         *,
         memory: int,
         shutdown: float,
-        checkup: Callable[[Mapping[str, str]], Future[None]],
+        checkup: Callable[[Mapping[str, str]], Future[dict[str, KconsumeError]]],
+        has_had: Callable[[str], bool],
+        explain: Callable[[KafkaError], Future[None]],
         home: Home | None = None,
     ) -> None:
         self.snapshot = Snapshot()
         self.failure: BaseException | None = None
+        self.started = threading.Event()
+        """Set when the first claim was answered."""
+        self.last_trouble: str | None = None
+        """What the client said last of its connections and of its group. Read by other threads."""
         self._source = source
         self._tenancy = tenancy
         self._outcomes = outcomes
@@ -90,8 +114,13 @@ class Loop:
         self._memory = memory
         self._shutdown = shutdown
         self._checkup = checkup
+        self._has_had = has_had
+        self._explain = explain
+        self._turned_away = TurnedAway()
         self._lending = None if home is None else Lending(home, self)
         self._checkup_at = time.monotonic() + CHECKUP_EVERY
+        self._asked_again_at = 0.0
+        self._member_since = time.monotonic()
         self._polled_at = 0.0
         self._requests: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._stop: Deadline | None = None
@@ -106,7 +135,9 @@ class Loop:
         self._handled = 0
         self._skipped = 0
         self._trouble_at = -60.0
-        self._watched: list[Future[object]] = []
+        self._told_of: dict[str, float] = {}
+        """Topics of which the log was told that something is wrong, and when it may be told again."""
+        self._watched: list[tuple[Future[Any], Callable[[Any], None]]] = []
         self._undispatched: deque[tuple[Partition, list[Message]]] = deque()
         """Fetched and not yet with a lane; not empty only while an owner is held up on the way."""
 
@@ -126,9 +157,23 @@ class Loop:
 
     # On the owner thread
 
-    def watch(self, check: Future[Any]) -> None:
-        """A check on its way; if it fails, the loop fails with it."""
-        self._watched.append(check)
+    def watch(self, check: Future[T], then: Callable[[T], None] = _ignore) -> None:
+        """A check on its way; if it fails, the loop fails with it. `then` gets its answer."""
+        self._watched.append((check, then))
+
+    def hold_topics(self, faults: Mapping[str, KconsumeError]) -> None:
+        """Something is wrong with whole topics. One that was never there, or could never be read, is an error of the
+        configuration."""
+        for topic, fault in faults.items():
+            if isinstance(fault, TopicNotFound) and not self._has_had(topic):
+                raise fault
+            if isinstance(fault, NotAuthorized) and not self._handled and not self._source.ends:
+                raise fault  # nothing was ever read
+            concerned = [h for h in self._tenancy.holdings.values() if h.partition.topic == topic]
+            if not concerned:
+                self._tell_of_topic(topic, fault)
+            for holding in concerned:
+                self._tenancy.put_on_hold(holding, fault, drains=isinstance(fault, NotAuthorized))
 
     def run(self, begin: Callable[[], None]) -> None:
         """Consume until stopped or failed; what went wrong is in `failure`. Raises nothing but `Deposed`: then another
@@ -166,8 +211,14 @@ class Loop:
         if self._watched:
             self._see_checks()
         self._complete()
+        if self._source.has_faults:
+            self._hold_faulty()
         self._tenancy.step()
         now = time.monotonic()
+        if not (self._tenancy.joined and self._source.joined):
+            self._see_membership(now)
+        if not self.started.is_set():
+            self._see_start(now)
         if now >= self._commit_at or self._tenancy.asks_for_commit:
             self._commit(now)
         self._collect()
@@ -186,8 +237,24 @@ class Loop:
         elif self._idle_for is not None and self._nothing_comes(now):
             if self._gathering:
                 self._hand_over_batches(math.inf)  # what they wait for does not come
-            elif all(h.tracker.idle for h in self._tenancy.holdings.values()):
+            elif all(_is_done(h) for h in self._tenancy.holdings.values()):
+                self._fail_for_the_held()
                 self._set_stop(Deadline(self._shutdown))
+
+    def _see_membership(self, now: float) -> None:
+        if not self._source.is_member:
+            self._member_since = now
+        elif now - self._member_since >= EMPTY_AFTER:
+            self._source.admitted()
+            self._tenancy.admitted()
+
+    def _see_start(self, now: float) -> None:
+        tenancy = self._tenancy
+        if tenancy.started:
+            self.started.set()
+        elif tenancy.joined and not tenancy.holdings and now >= self._asked_again_at:
+            self._asked_again_at = now + ASK_AGAIN_EVERY
+            self.watch(self._checkup({}), self.hold_topics)  # no claim will tell whether the store answers
 
     def fetch_now(self) -> bool:
         """Also on the event loop, in a burst (`lending.py`)."""
@@ -203,7 +270,7 @@ class Loop:
         return bool(lanes) and all(lane is not None and lane.pace.swift and not lane.busy for lane in lanes)
 
     def _patience(self) -> float:
-        if not self._tenancy.settled:
+        if not self._settled:
             return 0.005
         if not self._gathering:
             return POLL
@@ -277,9 +344,15 @@ class Loop:
         elif isinstance(outcome, Crashed):
             raise outcome.error
         else:
-            place = f"{outcome.lane.partition}@{outcome.message.offset()}"
-            self._fail(HandlerFailed(outcome.handler, place, outcome.error))
-            self._set_stop(Deadline(self._shutdown))
+            self._failed(holding, outcome)
+
+    def _failed(self, holding: Holding, failure: Failure) -> None:
+        place = f"{failure.lane.partition}@{failure.message.offset()}"
+        error = HandlerFailed(failure.handler, place, failure.error)
+        if failure.holds:
+            return self._tenancy.put_on_hold(holding, error, drains=False)
+        self._fail(error)
+        return self._set_stop(Deadline(self._shutdown))
 
     def _advance(self, holding: Holding, progress: Progress) -> None:
         lane, count = progress.lane, progress.handled + progress.skipped
@@ -287,6 +360,8 @@ class Loop:
         holding.leader_epoch = progress.leader_epoch
         holding.tries = 0
         holding.handled += count
+        if holding.trouble is not None:
+            self._tenancy.passed(holding)
         if progress.stored:
             holding.stored = progress.upto
         elif progress.upto - (holding.stored or 0) > Window.MOST_RECORDS:
@@ -323,22 +398,30 @@ class Loop:
             for partition, (entry, error) in receipt.fenced.items():
                 if (holding := self._tenancy.current(partition, entry.token)) is not None:
                     self._tenancy.eject(holding, error)
+            for partition, (entry, fault) in receipt.faults.items():
+                if (holding := self._tenancy.current(partition, entry.token)) is not None:
+                    self._tenancy.put_on_hold(holding, fault)
         if self._mirror is not None and (mirrored := self._mirror.collect()) is not None:
+            generation, confirmed = mirrored.generation or 0, list[Holding]()
             for partition, entry in mirrored.kept.items():
                 if (holding := self._tenancy.current(partition, entry.token)) is None:
                     continue
                 if holding.state is not State.EJECTED:
                     holding.mirrored = entry.offset
-                elif (mirrored.generation or 0) > 0:
-                    self._tenancy.confirm(holding)
+                elif generation > 0:
+                    confirmed.append(holding)
+            if confirmed:
+                self._tenancy.confirm(confirmed, generation)
 
     def _pass_the_end(self, partition: Partition) -> None:
         """Where everything delivered is finished, the offset goes to the end of the log: a transaction marker behind
         the last record would else be lag for ever. A lane that moves its own offset does so itself."""
-        holding, end = self._tenancy.holdings.get(partition), self._source.end_offsets[partition]
+        holding = self._tenancy.holdings.get(partition)
         if holding is None or holding.lane is None or holding.lane.stop or holding in self._gathering:
             return
-        tracker, lane = holding.tracker, holding.lane
+        if holding.trouble is not None:
+            self._tenancy.passed(holding)
+        tracker, lane, end = holding.tracker, holding.lane, self._source.end_of(partition)
         if not tracker.idle or end <= tracker.watermark or any(p == partition for p, _ in self._undispatched):
             return
         if not lane.commits_itself:
@@ -456,14 +539,41 @@ class Loop:
         except BaseException as error:  # noqa: BLE001  (kept in `failure`, raised by the supervisor)
             self._fail(error)
 
+    @property
+    def _settled(self) -> bool:
+        """Whether we know what is ours, and every partition is open or held."""
+        return self._source.joined and self._tenancy.settled
+
     def _nothing_comes(self, now: float) -> bool:
         tenancy = self._tenancy
         return (
             self._idle_for is not None
             and now - self._last_record >= self._idle_for
-            and tenancy.settled
-            and self._source.ends.issuperset(p for p in tenancy.holdings if p not in tenancy.paused)
+            and self._settled
+            and self._source.ends.issuperset(
+                p for p, h in tenancy.holdings.items() if p not in tenancy.paused and h.trouble is None
+            )
         )
+
+    def _hold_faulty(self) -> None:
+        """What the client said of single partitions and topics."""
+        partitions, topics = self._source.take_faults()
+        for partition, fault in partitions.items():
+            holding = self._tenancy.holdings.get(partition)
+            if holding is not None:
+                self._tenancy.put_on_hold(holding, fault)
+        self.hold_topics(topics)
+
+    def _fail_for_the_held(self) -> None:
+        """All that can be read was read to its end, and this was not."""
+        for _, trouble in sorted(self._tenancy.troubles.items()):
+            self._fail(trouble.error)
+
+    def _tell_of_topic(self, topic: str, fault: KconsumeError) -> None:
+        now = time.monotonic()
+        if now >= self._told_of.get(topic, 0.0):
+            self._told_of[topic] = now + SAY_EVERY
+            _log.error("topic trouble, no partition of it is ours topic=%s cause=%s", topic, fault)
 
     # Small steps
 
@@ -472,16 +582,17 @@ class Loop:
         self._checkup_at = now + CHECKUP_EVERY
         known = {h.partition.topic: h.topic_id for h in self._tenancy.holdings.values() if h.topic_id is not None}
         if known:
-            self.watch(self._checkup(known))
+            self.watch(self._checkup(known), self.hold_topics)
 
     def _take_requests(self) -> None:
         while not self._requests.empty():
             self._requests.get()()
 
     def _see_checks(self) -> None:
-        for check in [c for c in self._watched if c.done()]:
-            self._watched.remove(check)
-            check.result()
+        done = [watched for watched in self._watched if watched[0].done()]
+        for check, then in done:
+            self._watched.remove((check, then))
+            then(check.result())
 
     def _set_stop(self, deadline: Deadline) -> None:
         self._stop = self._stop or deadline
@@ -501,13 +612,27 @@ class Loop:
             self._handled,
             self._skipped,
             tuple(self._tenancy.abandoned),
+            self._tenancy.troubles or (self.snapshot.held if state == "stopped" else {}),
         )
 
     def _report_trouble(self, now: float) -> None:
         trouble = self._source.take_trouble()
+        for error in trouble:
+            if self._turned_away.lasts(error.code(), self._source.joins, now):
+                self.watch(self._explain(error))
+                break
+        if trouble:
+            self.last_trouble = trouble[-1].str()
         if trouble and now - self._trouble_at >= 10.0:
             self._trouble_at = now
             _log.warning("broker trouble, the client goes on trying times=%d last=%r", len(trouble), trouble[-1].str())
+
+
+def _is_done(holding: Holding) -> bool:
+    """Whether everything that was delivered is finished; of a partition that is held, all that still will be."""
+    if holding.trouble is None:
+        return holding.tracker.idle
+    return holding.lane is None or not holding.lane.unfinished
 
 
 def _unsaved(holdings: Iterable[Holding]) -> Marks:

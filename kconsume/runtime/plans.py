@@ -15,7 +15,7 @@ from kconsume.failures.letters import redrive_topic
 from kconsume.failures.policy import Policy
 from kconsume.failures.retry_topics import Ladder
 from kconsume.handler import MOST_BYTES, Binding
-from kconsume.outlet import Outlet
+from kconsume.outlet import Outlet, RelayOutlet
 from kconsume.protocols import GroupProtocol, protocol_of
 from kconsume.rate import Rate
 from kconsume.rebalance.listeners import Listener
@@ -55,7 +55,7 @@ class HandlerPlan:
 
     @property
     def wanted(self) -> Wanted:
-        return Wanted((*self.topics, *self.retry_topics), self.pattern)
+        return Wanted(self.topics, self.pattern, tuple(self.retry_topics))
 
     @property
     def retry_topics(self) -> Mapping[str, str]:
@@ -118,7 +118,7 @@ class Equipment:
     """Where dead letters go when nothing really leaves, as in `trial.py`."""
     letter_outlet: Outlet | None = None
     """The way out of letters that are not waited for."""
-    relay_outlet: Outlet | None = None
+    relay_outlet: RelayOutlet | None = None
     """The way out of what an outbox keeps."""
 
 

@@ -5,10 +5,15 @@
 What was written here a moment ago is not read back, but sent as it was written (`strand.py`).
 
 One thread a consumer. Of a partition one lot is under way at a time: what is read next stands behind it. So the first
-time that a row reaches its topic, all rows before it have, whoever sent them; what a killed owner had sent and not
-deleted is sent again by the next one. Only what the broker refuses of a lot may be passed by what it takes of it. The
-next lots are then smaller, down to one row, for a broker refuses records by the batch; a row that is refused alone
-holds all behind it. Its partition rests for a while, and the others go on.
+time that a row reaches its topic, all rows before it to that topic have, whoever sent them; what a killed owner had
+sent and not deleted is sent again by the next one.
+
+A row that is refused is not passed by later rows of its partition to the same topic. Rows that could be refused leave
+alone (`limits.py`), and the producer stops at a refusal that nobody could foresee (`outlet.RelayOutlet`). After a
+refusal the rows of that partition to that topic are held: the first is read from the table again and tried alone, less
+and less often, at least every 30 s. If it is refused alone it is *blocked*: the log names it (`outbox_blocked`), and so
+does `Relay.blocked`. The hold ends by itself when the row was taken, or was deleted (`kconsume outbox drop`). Rows to
+other topics go on meanwhile, until so many rows of the partition wait that its handler waits too (`FULL`).
 
 What is nobody's (`outbox_table.NOBODYS`: a person's own rows) is looked for every second, and sent by one app.
 """
@@ -19,14 +24,18 @@ import logging
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple, cast
 
 from kconsume.backends.abc import OutboxStore
-from kconsume.backends.outbox_table import LEASE, NOBODYS, Posted
+from kconsume.backends.outbox_table import LEASE, NOBODYS, Posted, Targets
 from kconsume.errors import KconsumeError
-from kconsume.outlet import Outlet
+from kconsume.line import Delivery
+from kconsume.outlet import RelayOutlet
 from kconsume.records import Partition
 from kconsume.runtime.budget import Deadline
-from kconsume.runtime.strand import Strand, clock
+from kconsume.runtime.limits import NO_LIMITS, Limit, Limits, shared
+from kconsume.runtime.strand import Hold, Part, Strand, clock
 
 _log = logging.getLogger("kconsume.outbox")
 
@@ -46,14 +55,31 @@ _PATIENCE = 2.0
 _FORGET_EVERY = 3600.0
 
 
+class Blocked(NamedTuple):
+    """A row that is refused, and holds the rows of its partition to the same topic."""
+
+    partition: Partition
+    """`NOBODYS` for a row of `Outbox.send`."""
+    topic: str
+    """Where it should go."""
+    number: int
+    """Its id in the outbox."""
+    cause: str
+    since: float
+    """Of `time.monotonic`."""
+
+
 class Relay:
     """The outbox of one consumer."""
 
-    def __init__(self, store: OutboxStore, group: str, outlet: Outlet, owner: str) -> None:
+    def __init__(
+        self, store: OutboxStore, group: str, outlet: RelayOutlet, owner: str, limits: Limits | None = None
+    ) -> None:
         self._store = store
         self._group = group
         self._outlet = outlet
         self._owner = owner
+        self._limits = limits
         self._guard = threading.Lock()
         self._news = threading.Condition(self._guard)
         self._strands: dict[Partition, Strand] = {NOBODYS: Strand(0)}
@@ -80,6 +106,17 @@ class Relay:
         strand = self._strands.get(partition)
         return strand is not None and strand.pending >= FULL
 
+    @property
+    def blocked(self) -> tuple[Blocked, ...]:
+        """The rows that are refused now. From any thread."""
+        with self._guard:
+            return tuple(
+                Blocked(partition, topic, hold.number, hold.cause, hold.since)
+                for partition, strand in self._strands.items()
+                for topic, hold in strand.holds.items()
+                if hold.tries and not strand.leaving
+            )
+
     def open(self, partition: Partition, epoch: int) -> None:
         """It is ours under this epoch; an earlier owner may have left something."""
         with self._guard:
@@ -91,7 +128,7 @@ class Relay:
         rows stay in the outbox: whoever has the partitions next sends them."""
         with self._guard:
             leaving = {p: strand for p in partitions if (strand := self._strands.get(p)) is not None}
-            while not budget.passed and not all(strand.clear for strand in leaving.values()):
+            while not budget.passed and not all(strand.clear or strand.is_stuck for strand in leaving.values()):
                 if not self._goes_on(leaving.values(), min(_PATIENCE, budget.left)):
                     break
             kept = {p: strand.pending for p, strand in leaving.items() if strand.pending}
@@ -142,34 +179,62 @@ class Relay:
                 now = clock()
                 answered = {p: s for p, s in strands.items() if s.is_answered}
                 self._collect(answered)
+                self._set_aside(strands, now)
                 ready = {p: s for p, s in strands.items() if s.is_ready(now)}
+                held = {p: s for p, s in strands.items() if s.due_holds(now)}
                 try:
-                    self._delete({**answered, **ready})
+                    self._delete({**answered, **ready, **held})
                     self._send(ready)
+                    self._try_held(held, now)
                     self._look_after(strands, now)
                 except KconsumeError as error:
-                    self._rest({**answered, **ready}, str(error))
+                    self._rest({**answered, **ready, **held}, str(error))
             except Exception:  # noqa: BLE001  (said; the rows are still there)
                 _log.exception("the relay of group %s stumbled, and goes on", self._group)
                 time.sleep(_EVERY)
 
     def _has_work(self) -> bool:
         now = clock()
-        return self._over or any(s.is_answered or s.is_ready(now) for s in self._strands.values())
+        strands = self._strands.values()
+        return self._over or any(s.is_answered or s.is_ready(now) or s.due_holds(now) for s in strands)
 
     def _is_all_answered(self) -> bool:
-        return self._over or all(s.sending is None or s.is_answered for s in self._strands.values())
+        return self._over or not any(s.is_sending for s in self._strands.values())
 
     def _calm_for(self) -> float:
-        """Until a strand that rests is due; at most until the next look around."""
+        """Until a strand, or a hold, that rests is due; at most until the next look around."""
         now = clock()
-        return min([_EVERY, *(s.due_at - now for s in self._strands.values() if s.due_at > now)])
+        rests = [s.due_at for s in self._strands.values()]
+        rests += [hold.due_at for s in self._strands.values() for hold in s.holds.values() if hold.part is None]
+        return min([_EVERY, *(due_at - now for due_at in rests if due_at > now)])
 
     def _collect(self, answered: Mapping[Partition, Strand]) -> None:
         for partition, strand in answered.items():
-            alone = len(strand.lot) == 1
-            if (why := strand.collect()) is not None and alone:
-                self._rest({partition: strand}, why)
+            with self._guard:
+                strand.collect()
+                blocked = [(topic, strand.holds[topic]) for topic in strand.collect_held()]
+                self._news.notify_all()
+            for topic, hold in blocked:
+                if hold.is_to_be_said():
+                    self._say_blocked(partition, topic, hold, strand.pending)
+
+    def _say_blocked(self, partition: Partition, topic: str, hold: Hold, rows: int) -> None:
+        if partition == NOBODYS:
+            where, group = "nobody's", '""'
+        else:
+            where, group = f"partition={partition}", self._group
+        _log.warning(
+            "outbox_blocked %s group=%s topic=%s row=%d rows=%d cause=%s; it is tried again by itself, and holds later "
+            "rows to this topic; to decide: kconsume outbox list, then drop or dead-letter %d --to TOPIC",
+            where, group, topic, hold.number, rows, hold.cause, hold.number,
+        )  # fmt: skip
+
+    def _set_aside(self, strands: Mapping[Partition, Strand], now: float) -> None:
+        """A topic whose brokers do not answer, or that the client waits for, holds up its own rows alone."""
+        for strand in strands.values():
+            if strand.may_be_set_aside(now):
+                with self._guard:
+                    strand.set_aside()
 
     def _delete(self, strands: Mapping[Partition, Strand]) -> None:
         """What is confirmed, of all partitions at once."""
@@ -200,6 +265,8 @@ class Relay:
                 strand.unread = False  # who opens it while we read means what is there after that
         try:
             lots = self._read({p: (s, 1 if p in in_memory else s.width) for p, s in read.items()})
+            having = {p for p in asked if p in in_memory or lots.get(p)}
+            limits = shared(self._limits_of(lots, [asked[p] for p in in_memory]), self._sending_beside(having))
             for partition, strand in asked.items():
                 with self._guard:
                     strand.reading = False
@@ -208,9 +275,9 @@ class Relay:
                     rows = lots.get(partition, ())
                     is_full = len(rows) == strand.width
                     if partition not in in_memory:
-                        strand.take(rows, known[partition])
+                        strand.take(rows, known[partition], limits)
                     elif partition not in read or strand.begins_with(rows):
-                        strand.take_tail()
+                        strand.take_tail(limits)
                     if partition in read:
                         strand.looked_at = now
                     if partition == NOBODYS:
@@ -226,23 +293,88 @@ class Relay:
     def _read(self, asked: Mapping[Partition, tuple[Strand, int]]) -> dict[Partition, list[Posted]]:
         lots: dict[Partition, list[Posted]] = {}
         for width in {most for p, (_, most) in asked.items() if p != NOBODYS}:
-            epochs = {p: s.epoch for p, (s, most) in asked.items() if p != NOBODYS and most == width}
-            lots.update(self._store.posted(self._group, epochs, width))
+            strands = {p: s for p, (s, most) in asked.items() if p != NOBODYS and most == width}
+            targets = {p: chosen for p, s in strands.items() if (chosen := s.targets) is not None}
+            lots.update(self._posted({p: s.epoch for p, s in strands.items()}, width, targets))
         if NOBODYS in asked:
-            self._renew_at = clock() + LEASE / 3
-            lots[NOBODYS] = self._store.strays(self._owner, asked[NOBODYS][1])
+            strand, most = asked[NOBODYS]
+            lots[NOBODYS] = self._strays(most, strand.targets)
         return lots
+
+    def _sending_beside(self, asked: Collection[Partition]) -> int:
+        """How many partitions may have rows under way at once: the producer puts them into the same batches."""
+        return sum(p in asked or bool(strand.parts) for p, strand in [*self._strands.items()])
+
+    def _posted(
+        self, epochs: Mapping[Partition, int], most: int, targets: Mapping[Partition, Targets]
+    ) -> dict[Partition, list[Posted]]:
+        if not targets:
+            return self._store.posted(self._group, epochs, most)
+        return self._store.posted(self._group, epochs, most, targets)
+
+    def _strays(self, most: int, targets: Targets | None) -> list[Posted]:
+        self._renew_at = clock() + LEASE / 3
+        if targets is None:
+            return self._store.strays(self._owner, most)
+        return self._store.strays(self._owner, most, targets)
+
+    def _limits_of(
+        self, lots: Mapping[Partition, Sequence[Posted]], in_memory: Sequence[Strand]
+    ) -> Mapping[str, Limit]:
+        if self._limits is None:
+            return NO_LIMITS
+        topics = {cast(str, row.outgoing.topic) for rows in lots.values() for row in rows}
+        return self._limits.of(topics.union(*(strand.topics_in_memory() for strand in in_memory)))
 
     def _ship(self, strand: Strand) -> None:
         if not strand.lot:
             return
-        strand.sent_at = clock()
         try:
-            strand.sending = self._outlet.deliver_each([row.outgoing for row in strand.lot])
+            for part in strand.split():
+                part.sending = self._outlet.deliver_each([row.outgoing for row in part.rows])
+                part.sending.add_done_callback(lambda _: self._wake())
         except BaseException:
-            strand.lot = ()
+            with self._guard:
+                strand.unsent()
             raise
-        strand.sending.add_done_callback(lambda _: self._wake())
+
+    def _try_held(self, strands: Mapping[Partition, Strand], now: float) -> None:
+        """The first row of each hold that is due is read again, for it may have been deleted, and sent alone."""
+        for partition, strand in strands.items():
+            if partition == NOBODYS and self._closing:
+                continue
+            for topic in strand.due_holds(now):
+                hold = strand.holds[topic]
+                hold.reading = True
+                try:
+                    rows = self._first(partition, strand, topic)
+                    with self._guard:
+                        if strand.leaving or strand.holds.get(topic) is not hold:
+                            continue
+                        if not rows:
+                            strand.release(topic)
+                            self._news.notify_all()
+                            continue
+                        hold.part = Part(topic, rows)
+                    self._ship_alone(hold.part)
+                finally:
+                    hold.reading = False
+
+    def _first(self, partition: Partition, strand: Strand, topic: str) -> Sequence[Posted]:
+        targets = Targets((topic,))
+        if partition == NOBODYS:
+            return self._strays(1, targets)
+        return self._posted({partition: strand.epoch}, 1, {partition: targets}).get(partition, [])
+
+    def _ship_alone(self, part: Part) -> None:
+        sending: Future[Delivery]
+        try:
+            sending = self._outlet.deliver_alone(part.rows[0].outgoing)
+        except KconsumeError as error:
+            sending = Future()
+            sending.set_result(Delivery([False], str(error)))
+        part.sending = sending
+        sending.add_done_callback(lambda _: self._wake())
 
     def _wake(self) -> None:
         with self._guard:
@@ -250,6 +382,8 @@ class Relay:
 
     def _rest(self, strands: Mapping[Partition, Strand], why: str) -> None:
         resting = {p: s for p, s in strands.items() if not s.lot}
+        for strand in strands.values():
+            strand.delay_holds(_EVERY)
         seconds = max((strand.rest() for strand in resting.values()), default=0.0)
         news = [p for p, s in resting.items() if (p != NOBODYS or s.pending) and s.is_news(why)]
         if news:
@@ -258,14 +392,13 @@ class Relay:
 
     def _look_after(self, strands: Mapping[Partition, Strand], now: float) -> None:
         """What takes long is said, and stays ours; what was taken in long ago is forgotten."""
-        slow = [p for p, s in strands.items() if s.sending is not None and now - s.sent_at > _SAID_EVERY]
+        slow = [p for p, s in strands.items() if s.is_slow(now, _SAID_EVERY)]
         if slow and now - self._said_at > _SAID_EVERY:
             self._said_at = now
             rows = sum(strands[p].pending for p in slow)
             _log.warning("outbox waits partitions=%d rows=%d cause=the brokers do not confirm them", len(slow), rows)
-        if strands[NOBODYS].lot and now >= self._renew_at:
-            self._renew_at = now + LEASE / 3
-            self._store.strays(self._owner, 1)  # nobody else sends them while they are under way
+        if strands[NOBODYS].is_under_way and now >= self._renew_at:
+            self._strays(1, None)  # nobody else sends them while they are under way
         if now >= self._forget_at:
             self._forget_at = now + _FORGET_EVERY
             self._store.forget_origins()

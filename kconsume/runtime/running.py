@@ -11,15 +11,9 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from contextvars import copy_context
 from types import TracebackType
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
-
-
-class Interruptible(Protocol):
-    """A block that another thread can end."""
-
-    def interrupt(self) -> None: ...
 
 
 class Running(Generic[T]):
@@ -58,6 +52,8 @@ class AsyncBody:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wanted = False
         self._cancelled = False
+        self._left: asyncio.Task[object] | None = None
+        """The task of a block that was left."""
         self._lock = threading.Lock()
 
     def interrupt(self) -> None:
@@ -66,6 +62,29 @@ class AsyncBody:
             self._wanted = True
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._cancel)
+
+    def call(self, function: Callable[[], object]) -> None:
+        """On the event loop. From any thread; not at all once the block was left."""
+        with self._lock:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(function)
+
+    @property
+    def is_main(self) -> bool:
+        return False  # whoever awaits the task, it is not certain that somebody does
+
+    @property
+    def over(self) -> bool:
+        return self._left is not None
+
+    @property
+    def heard(self) -> bool:
+        """Once the loop has ended: what the block raised has left `asyncio.run`, or was dealt with before."""
+        return self._left is not None and not self._left.get_loop().is_running()
+
+    @property
+    def unheard(self) -> bool:
+        return self._left is not None and self._left.done() and self._left.get_loop().is_running()
 
     def __enter__(self) -> None:
         with self._lock:
@@ -78,7 +97,8 @@ class AsyncBody:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         with self._lock:
-            task, self._task, self._loop = self._task, None, None  # the loop may end before the app has noticed
+            # The loop may end before the app has noticed.
+            self._left, task, self._task, self._loop = self._task, self._task, None, None
         if not self._cancelled or task is None:
             return False
         # Ours is taken back; if somebody else has cancelled the task too, that goes on.

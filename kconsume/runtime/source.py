@@ -34,7 +34,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from confluent_kafka import (
     Consumer,
@@ -56,8 +56,11 @@ from kconsume.settings import ClientValue
 LEAVE_WITHIN = 1.0
 """Seconds in which a rebalance usually ends: so long a member that leaves waits for it."""
 _MOMENT = 0.005
+_RECEIVE_LIMIT = "receive.message.max.bytes"
 _METADATA = b"CGMDv2:"
 """How the client's serialised group metadata begins; an int32 follows, the generation."""
+
+V = TypeVar("V")
 
 # A commit that met a rebalance or a moved coordinator: said again with the next one, if still owned.
 _COMMIT_AGAIN = {
@@ -103,12 +106,14 @@ class Mark(NamedTuple):
 
 
 class CommitResult(NamedTuple):
-    """The broker's answer to a commit. Without an error, it has confirmed our membership."""
+    """The broker's answer to a commit. Where it accepted an offset, it has confirmed our membership."""
 
     offsets: dict[Partition, int]
     error: str | None
     refusal: KconsumeError | None = None
     """Why the same commit would not be taken later either."""
+    refused: Mapping[Partition, KconsumeError | None] = {}
+    """Those whose offset was not accepted, and what is wrong with them alone, if that is it."""
     generation: int = -1
     """Of the group, when the answer came."""
 
@@ -134,7 +139,7 @@ class Source:
     """A consumer of one group. Must be closed: when one that was not is collected, the client may wait for ever for an
     answer to a rebalance that nobody hears of any more, on whatever thread that happens."""
 
-    _open = False
+    _open = _closes = False
 
     def __init__(self, settings: Mapping[str, ClientValue], tenant: Tenant, *, batch: int = 1000) -> None:
         self.protocol = protocol_of(settings)
@@ -145,17 +150,22 @@ class Source:
         self._tenant = tenant
         self.batch = batch
         """How many records are fetched at once, unless it is said."""
+        self.joins = 0
+        """How many assignments the group has given us."""
         self._subscribed = False
         self._topics: list[str] = []
         self._next_topics: list[str] | None = None
         """What is to be subscribed to after the rebalance that is on its way."""
         self._static = instance is not None
+        self._receive_limit = settings.get(_RECEIVE_LIMIT)
         self._eager = self.protocol is GroupProtocol.EAGER
         self._places: dict[Partition, Place] = {}
         """Where every assigned partition goes on. Under *eager*, to place one of them all are assigned anew."""
         self._late: dict[Partition, Place] = {}
         """Where partitions were placed that waited nowhere first."""
         self._has_joined = self._leaves = False
+        self.joined = False
+        """Whether we have been told what is ours, and were not put out since."""
         self._joining = Deadline(0.0)
         """Until when it may be that the broker has not answered yet."""
         self._declined: set[Partition] = set()
@@ -207,23 +217,53 @@ class Source:
         """Partitions whose end was reached, and of which nothing came since."""
         return self._arrivals.ends
 
-    @property
-    def end_offsets(self) -> Mapping[Partition, int]:
-        """Where partitions end whose end was reached; it counts for those in `ends`."""
-        return self._arrivals.end_offsets
+    def end_of(self, partition: Partition) -> int:
+        """Where a partition ends that is in `ends`."""
+        return self._arrivals.end_offsets[partition]
 
     def generation(self) -> int:
         """The group's generation, or our member epoch under KIP-848; not above 0 while we are no member. The client
-        has no call for it; the group metadata that it makes for transactions begins with it."""
+        has no call for it; the group metadata that it makes for transactions begins with it.
+
+        While the client is closed it must not be asked: in a callback of that moment the question is never answered,
+        and waits with the interpreter's lock (measured)."""
+        if self._closes:
+            return -1
         metadata = self._consumer.consumer_group_metadata()
         if not metadata.startswith(_METADATA):
             return -1
         return int.from_bytes(metadata[len(_METADATA) : len(_METADATA) + 4], sys.byteorder, signed=True)
 
+    def generations(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """Of partitions that are ours, the generation; for calls inside a callback."""
+        return dict.fromkeys(partitions, self.generation())
+
+    @property
+    def is_member(self) -> bool:
+        """Whether the broker has admitted us under KIP-848, where a member that is assigned nothing is not told so
+        (measured: no callback comes)."""
+        return self._subscribed and self.protocol is GroupProtocol.CONSUMER and self.generation() > 0
+
+    def admitted(self) -> None:
+        """The broker has had time enough to assign us something: we have nothing, and will be told of what comes."""
+        self.joined = True
+
     def take_trouble(self) -> list[KafkaError]:
         """What the client said of its connections since this was last asked."""
         trouble, self._arrivals.trouble = self._arrivals.trouble, []
         return trouble
+
+    @property
+    def has_faults(self) -> bool:
+        return bool(self._arrivals.faults or self._arrivals.topic_faults)
+
+    def take_faults(self) -> tuple[dict[Partition, KconsumeError], dict[str, KconsumeError]]:
+        """What went wrong with single partitions and with whole topics since this was last asked. Nothing of those
+        partitions is fetched until they are placed again."""
+        arrivals = self._arrivals
+        partitions, arrivals.faults = arrivals.faults, {}
+        topics, arrivals.topic_faults = arrivals.topic_faults, {}
+        return partitions, topics
 
     def fetch(self, timeout: float, most: int | None = None) -> Runs:
         """Records that are there, by partition and in order; waits for the first up to `timeout`."""
@@ -291,6 +331,10 @@ class Source:
 
     # Partitions
 
+    def parts(self, wanted: Mapping[Partition, V]) -> list[tuple[Source, Mapping[Partition, V]]]:
+        """What of it is ours: all, for there is one member (two of a `SplitSource`)."""
+        return [(self, wanted)]
+
     def place(self, places: Mapping[Partition, Place]) -> None:
         """Start (or restart) assigned partitions at these places."""
         self._late.update((p, place) for p, place in places.items() if p in self._arrivals.unproven)
@@ -301,11 +345,13 @@ class Source:
 
     def take(self, places: Mapping[Partition, Place]) -> None:
         """Assign partitions without a group's coordination."""
+        self.joined = True
         self._arrivals.one_topic = next(iter(places)).topic
         self._start(places)
         self._arrivals.unproven.update(p for p, place in places.items() if place == NOWHERE)
 
     def _start(self, places: Mapping[Partition, Place]) -> None:
+        self._arrivals.forget(places)
         self._places.update(places)
         if self._eager:
             self._consumer.assign([_element(p, place) for p, place in self._places.items()])
@@ -316,6 +362,7 @@ class Source:
         self.resume(p for p, place in places.items() if not place.paused)
 
     def _let_go(self, elements: list[TopicPartition]) -> None:
+        self._arrivals.forget(Partition(element.topic, element.partition) for element in elements)
         for element in elements:
             partition = Partition(element.topic, element.partition)
             self._arrivals.unproven.discard(partition)
@@ -342,12 +389,13 @@ class Source:
         try:
             self._consumer.commit(offsets=elements, asynchronous=True)
         except KafkaException as error:
-            self._note_commit(error.args[0], {p: mark.offset for p, mark in marks.items()})
+            self._note_commit({p: mark.offset for p, mark in marks.items()}, dict.fromkeys(marks, error.args[0]))
 
     def close(self, patience: float = LEAVE_WITHIN) -> None:
         """Leave the group. May hang when brokers accept connections and do not answer: watch it."""
         if self._subscribed and not self._static:  # a static member must not be heard: it will be back
             self._leave(Deadline(min(patience, LEAVE_WITHIN)))
+        self._closes = True
         self._consumer.close()
         self._open = False
         self._arrivals.raise_fault()
@@ -378,12 +426,14 @@ class Source:
         self._total(self._give_up, self._tenant.revoked, elements)
 
     def _on_lost(self, _: Consumer, elements: list[TopicPartition]) -> None:
+        self.joined = False  # or having nothing would be taken for having read everything
         self._total(self._give_up, self._tenant.lost, elements)
 
     def _assign(self, elements: list[TopicPartition]) -> None:
         partitions = [Partition(e.topic, e.partition) for e in elements]
         places: Mapping[Partition, Place] = {}
-        self._has_joined = True
+        self._has_joined = self.joined = True
+        self.joins += 1
         try:
             if self._leaves:
                 self._declined.update(partitions)
@@ -412,25 +462,28 @@ class Source:
 
     def _committed(self, error: KafkaError | None, elements: list[TopicPartition]) -> None:
         offsets = {Partition(e.topic, e.partition): e.offset for e in elements}
-        first = error or next((e.error for e in elements if e.error is not None), None)
-        self._note_commit(first, offsets)
+        # One topic that is gone, or not allowed, does not keep the offsets of the others from being accepted.
+        refused = {Partition(e.topic, e.partition): e.error for e in elements if e.error is not None}
+        self._note_commit(offsets, refused if error is None else dict.fromkeys(offsets, error))
 
-    def _note_commit(self, error: KafkaError | None, offsets: dict[Partition, int]) -> None:
-        if error is None:
-            self.commit_results.append(CommitResult(offsets, None, generation=self.generation()))
-        else:
-            self.commit_results.append(CommitResult(offsets, error.str(), self._refusal(error)))
+    def _note_commit(self, offsets: dict[Partition, int], refused: Mapping[Partition, KafkaError]) -> None:
+        said = next((error.str() for error in refused.values()), None)
+        refusal = next((why for error in refused.values() if (why := self._refusal(error)) is not None), None)
+        faults = {p: self._arrivals.not_authorized(p, error) for p, error in refused.items()}
+        self.commit_results.append(CommitResult(offsets, said, refusal, faults, self.generation()))
 
     def _refusal(self, error: KafkaError) -> KconsumeError | None:
         if error.code() in _COMMIT_AGAIN or error.code() in _COMMIT_DISOWNED:
             return None
-        if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART and self._arrivals.has_patterns:
-            return None  # one of a pattern's topics has gone, and will be revoked
+        if error.code() in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.UNKNOWN_TOPIC_OR_PART):
+            return None  # the topic has gone, or may no longer be read: that holds its partitions, and no others
         if error.code() == KafkaError._FATAL:
             return self._arrivals.death  # the client is dead, and may not have said yet why
         return self._arrivals.refusal(error, "the broker refused the offset commit")
 
     def _on_error(self, error: KafkaError) -> None:
+        if error.code() == KafkaError._BAD_MSG and _RECEIVE_LIMIT in error.str():
+            self._arrivals.park(_above_the_limit(self._receive_limit, error))
         self._arrivals.trouble.append(error)
 
     def _total(self, step: Callable[..., None], *arguments: object) -> None:
@@ -439,6 +492,13 @@ class Source:
             step(*arguments)
         except BaseException as error:  # noqa: BLE001  (parked, raised by the next fetch)
             self._arrivals.park(error)
+
+
+def _above_the_limit(limit: ClientValue | None, error: KafkaError) -> ConfigurationError:
+    return ConfigurationError(
+        f"a record is larger than {_RECEIVE_LIMIT}={limit} in kafka={{...}} allows, so nothing of its broker can be "
+        f"fetched ({error.str()}). Nothing was skipped: raise it above the largest record, or leave it out"
+    )
 
 
 def _element(partition: Partition, place: Place) -> TopicPartition:

@@ -16,18 +16,19 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 
 from kconsume.errors import KconsumeError, ResourceFailed, ShutdownTimeout
-from kconsume.outlet import Outlet
+from kconsume.outlet import Outlet, RelayOutlet
 from kconsume.records import Partition
 from kconsume.runtime.budget import Deadline
+from kconsume.runtime.ending import Guard, exit_code
 from kconsume.runtime.engine import Engine
 from kconsume.runtime.errands import Errands
 from kconsume.runtime.furnishing import Furnishing
 from kconsume.runtime.home import Home
 from kconsume.runtime.plans import ConsumerPlan, Equipment, HandlerPlan
-from kconsume.runtime.running import Interruptible
 
 _log = logging.getLogger("kconsume")
 
+_LOOK_EVERY = 0.05
 _LEAST = 0.5
 """Seconds that closing something gets, also after the deadline."""
 
@@ -50,6 +51,8 @@ class Report:
     """The second signal, if one cut the drain short."""
     resources_hang: bool = False
     """Whether resources were still not closed at the deadline."""
+    held: Mapping[Partition, KconsumeError] = field(default_factory=dict)
+    """Partitions that were held, and what was wrong with each."""
     unsent: int = 0
     """Records that are still in the outbox, at most so many: whoever has their partitions next sends them."""
 
@@ -58,7 +61,7 @@ class Report:
         if self.signal is not None:
             return 128 + self.signal
         if self.failure is not None:
-            return self.failure.exit_code if isinstance(self.failure, KconsumeError) else 1
+            return exit_code(self.failure)
         return ShutdownTimeout.exit_code if self.abandoned or self.hung else 0
 
     @property
@@ -76,7 +79,7 @@ class Shared:
     outlet: Outlet
     letter_outlet: Outlet
     """The way out of letters that are handed over, and not waited for."""
-    relay_outlet: Outlet
+    relay_outlet: RelayOutlet
     """The way out of what an outbox keeps."""
     most_bytes: int
     """Of a message that is sent."""
@@ -96,9 +99,9 @@ class Supervisor:
         plans: Sequence[ConsumerPlan],
         shutdown: float,
         shared: Shared,
-        body: Interruptible,
+        guard: Guard | None = None,
     ) -> None:
-        """`body`: the person's `with` block; ended when the app has failed."""
+        """`guard`: of the user's `with` block; told when the app has failed."""
         self._plans = plans
         self._shutdown = shutdown
         self._shared = shared
@@ -107,7 +110,7 @@ class Supervisor:
         self._deadline: Deadline | None = None
         self._asked_at = time.monotonic()
         self._hard_signal: int | None = None
-        self._body = body
+        self._guard = guard
         self._trouble: BaseException | None = None
         self.engines: list[Engine] = []
 
@@ -158,9 +161,22 @@ class Supervisor:
                 )
         return building.result()
 
-    def serves(self, body: Interruptible) -> bool:
-        """Whether it is this block that it runs for."""
-        return self._body is body
+    def await_start(self, seconds: float) -> None:
+        """Return once every consumer has joined its group and has had its first claim answered, or when the app has
+        failed or is asked to stop; raise `StartTimeout` when it takes longer. With 0, return at once."""
+        if not seconds:
+            return
+        deadline = Deadline(seconds)
+        for engine in self.engines:
+            while not engine.loop.started.wait(_LOOK_EVERY):
+                if self.failure is not None or self._deadline is not None:
+                    return
+                if deadline.passed:
+                    raise engine.start_timeout(seconds)
+
+    def serves(self, guard: Guard) -> bool:
+        """Whether it is the block of this guard that it runs for."""
+        return self._guard is guard
 
     def stop(self) -> None:
         """Ask all engines to drain and leave. From any thread; the first call counts."""
@@ -241,8 +257,8 @@ class Supervisor:
 
     def _engine_ended(self) -> None:
         self._news.put(None)
-        if self.failure is not None:
-            self._body.interrupt()
+        if self.failure is not None and self._guard is not None:
+            self._guard.failed(self.failure)
 
     def _await_news(self, seconds: float) -> None:
         try:
@@ -267,5 +283,6 @@ class Supervisor:
             failure=self.failure,
             signal=self._hard_signal,
             resources_hang=self._shared.furnishing.hangs,
+            held={p: trouble.error for s in snapshots for p, trouble in s.held.items()},
             unsent=sum(engine.unsent for engine in self.engines),
         )

@@ -31,7 +31,7 @@ from kconsume.errors import (
     TooManyFailures,
     TransactionMisused,
 )
-from kconsume.output import Outgoing
+from kconsume.output import Outgoing, stamp_reset
 from kconsume.records import Partition, index_of
 from kconsume.runner import AsyncRunner, Halt, Passes, Runner
 from kconsume.runtime.async_lanes import CANCELLED
@@ -175,6 +175,7 @@ class Plainly:
             halt = self._run(step.records, lane.stop, None, lane.scope, sent, step.attempt, *_passes(step))
             outcome = _outcome(step, halt, self._batched)
         if self._mail is not None and outcome.done and (sent or step.letters):
+            stamp_reset(sent, lane.reset_epoch)
             self._mail.post(sent, step.letters)
         return outcome
 
@@ -197,6 +198,7 @@ class PlainlyAsync:
             halt = await self._run(step.records, lane.stop, None, lane.scope, sent, step.attempt, *_passes(step))
             outcome = _outcome(step, _unless_cancelled(lane, halt), self._batched)
         if self._mail is not None and outcome.done and (sent or step.letters):
+            stamp_reset(sent, lane.reset_epoch)
             await self._mail.post_async(sent, step.letters)
         return outcome
 
@@ -279,7 +281,7 @@ class InTransactions:
         try:
             with begin(self._group, lane.partition, lane.epoch) as tx:
                 begun = True
-                admitted = step if self._intake is None else self._intake.admit(step, tx)
+                admitted = step if self._intake is None else self._intake.admit(step, tx, lane.reset_epoch)
                 if isinstance(step, Try) and isinstance(admitted, Try) and inside:
                     with self._turns.take() as turn:
                         halt = self._run(admitted.records, lane.stop, tx.connection, lane.scope, sent, step.attempt)
@@ -288,6 +290,7 @@ class InTransactions:
                     outcome = _or_undo(outcome, tx, forsaken=halt is not None and halt.forsaken)
                     _must_be_whole(step, outcome, takes_in)
                 if self._mail is not None:
+                    stamp_reset(sent, lane.reset_epoch)
                     left = self._mail.keep(sent, admitted.letters, tx)
                 posts = self._mail is not None and self._mail.posts(sent, admitted.letters)
                 if (move := _move(lane, step, outcome)) is not None:
@@ -350,13 +353,14 @@ class InTransactionsAsync:
         try:
             async with self._begin(self._group, lane.partition, lane.epoch) as tx:
                 begun = True
-                admitted = step if self._intake is None else await self._intake.admit_async(step, tx)
+                admitted = step if self._intake is None else await self._intake.admit_async(step, tx, lane.reset_epoch)
                 if isinstance(step, Try) and isinstance(admitted, Try) and inside:
                     halt = await self._run(admitted.records, lane.stop, tx.connection, lane.scope, sent, step.attempt)
                     halt = _in_the_part(step, admitted, _unless_cancelled(lane, halt))
                     outcome = _or_undo(_outcome(step, halt, self._batched), tx)
                     _must_be_whole(step, outcome, takes_in)
                 if self._mail is not None:
+                    stamp_reset(sent, lane.reset_epoch)
                     left = await self._mail.keep_async(sent, admitted.letters, tx)
                 if (move := _move(lane, step, outcome)) is not None:
                     await tx.advance(*move)

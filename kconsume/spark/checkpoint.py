@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 
-from kconsume.errors import CheckpointMismatch, OffsetError
+from kconsume.errors import CheckpointMismatch, ConfigurationError, OffsetError
 from kconsume.records import Partition
 from kconsume.spark.offset_log import first_offsets, kafka_offsets, read_entry
+from kconsume.spark.query import java_class
 from kconsume.spark.ranges import Offsets, Plan
 
 if TYPE_CHECKING:
@@ -39,11 +41,13 @@ class Files(Protocol):
         """What is in a folder; nothing if it is not there."""
         ...
 
-    def write(self, path: str, text: str) -> None: ...
+    def write(self, path: str, text: str) -> None:
+        """Make a file, whole or not at all. Whoever else makes it writes the same into it."""
+        ...
 
 
 class LocalFiles:
-    """On this machine: read without a detour through the JVM, which takes a hundred times as long."""
+    """On this machine: read without the JVM, through which it takes a hundred times as long, once in every batch."""
 
     def __init__(self, root: str) -> None:
         self._root = Path(root)
@@ -67,12 +71,13 @@ class LocalFiles:
 
 
 class HadoopFiles:
-    """On whatever Hadoop's file systems reach, by py4j: of a Spark that has its JVM here."""
+    """On whatever Hadoop's file systems reach, through the driver's JVM."""
 
     def __init__(self, spark: SparkSession, root: str) -> None:
-        self._jvm = cast(Any, spark._jvm)
-        self._root = self._jvm.org.apache.hadoop.fs.Path(root)
-        self._files = self._root.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
+        self._path_of = java_class(spark, "org.apache.hadoop.fs.Path")
+        self._text_of = java_class(spark, "org.apache.commons.io.IOUtils").toString
+        self._root = self._path_of(root)
+        self._files = _file_system(spark, self._root)
 
     def read(self, path: str) -> str | None:
         file = self._path(path)
@@ -80,7 +85,7 @@ class HadoopFiles:
             return None
         opened = self._files.open(file)
         try:
-            return cast(str, self._jvm.org.apache.commons.io.IOUtils.toString(opened, "UTF-8"))
+            return cast(str, self._text_of(opened, "UTF-8"))
         finally:
             opened.close()
 
@@ -91,21 +96,53 @@ class HadoopFiles:
         return sorted(str(each.getPath().getName()) for each in self._files.listStatus(folder))
 
     def write(self, path: str, text: str) -> None:
-        opened = self._files.create(self._path(path), True)
+        file = self._path(path)
+        beside = self._path_of(file.getParent(), f".{file.getName()}.{uuid.uuid4().hex}")
+        opened = self._files.create(beside, False)
         try:
             opened.write(text.encode())
         finally:
             opened.close()
+        if not self._files.rename(beside, file):  # as on HDFS, where a file that is there stays as it is
+            self._files.delete(beside, False)
+            if not self._files.exists(file):
+                raise ConfigurationError(
+                    f"Hadoop could not rename {beside.toString()} to {file.toString()}: give the Spark session the "
+                    f"right to write there, or leave checkpoint= out: the offsets are in the store"
+                )
 
     def _path(self, path: str) -> Any:
-        return self._jvm.org.apache.hadoop.fs.Path(self._root, path)
+        return self._path_of(self._root, path) if path else self._root  # Hadoop has no empty path
+
+
+def qualified(spark: SparkSession, folder: str) -> str:
+    """The folder with its file system, as Spark understands it: one without a scheme is on `fs.defaultFS`. Refused if
+    this session cannot reach it."""
+    from py4j.protocol import Py4JJavaError
+
+    try:
+        path = java_class(spark, "org.apache.hadoop.fs.Path")(folder)
+        files = _file_system(spark, path)
+        path = files.makeQualified(path)
+        files.exists(path)
+        return cast(str, path.toString())
+    except Py4JJavaError as error:
+        raise ConfigurationError(
+            f"checkpoint={folder!r} cannot be used: {error.java_exception}; name a folder that this Spark session can "
+            f"read and write (spark.hadoop.fs.* says how it is reached), or leave checkpoint= out: the offsets are in "
+            f"the store"
+        ) from error
 
 
 def files_at(spark: SparkSession, root: str) -> Files:
-    local = root.removeprefix("file://").removeprefix("file:")
-    if root.startswith("file:") and local.startswith("/"):
-        return LocalFiles(local)
+    """`root`: a folder with its file system, as `qualified` and Spark give it."""
+    if root.startswith("file:/"):
+        return LocalFiles("/" + root.removeprefix("file:").lstrip("/"))
     return HadoopFiles(spark, root)
+
+
+def _file_system(spark: SparkSession, path: Any) -> Any:
+    return path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
 
 
 class OffsetLog:
@@ -137,6 +174,8 @@ class OffsetLog:
 
     @property
     def is_stateful(self) -> bool:
+        """Whether the query keeps rows from one batch to the next. Spark makes the folder of such a query when it plans
+        the first batch, before it calls the handler."""
         return bool(self._files.names(f"{self._folder}state"))
 
     def _end(self, batch: int) -> tuple[int, dict[Partition, int]]:
@@ -211,7 +250,8 @@ class CheckpointGuard:
         return [name for name in self._files.names("") if name.startswith("gen-") and name[4:].isdecimal()]
 
     def _new(self, number: int) -> Location:
-        self._files.write(_MARK, msgspec.json.encode(self._identity).decode())
+        if self._files.read(_MARK) is None:  # one that is there is ours
+            self._files.write(_MARK, msgspec.json.encode(self._identity).decode())
         return Location(f"gen-{number:04}", fresh=True)
 
     def _must_be_ours(self) -> None:

@@ -21,18 +21,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from kconsume.backends.abc import FencedStore, OffsetStore, OutboxStore, Position
-from kconsume.backends.commit_note import place_of
+from kconsume.backends.commit_note import name_of
 from kconsume.backends.kafka import KafkaStore
 from kconsume.backends.registry import open_store
 from kconsume.cluster import Cluster
 from kconsume.errors import ConfigurationError, Fenced, KconsumeError
 from kconsume.failures.policy import OnError, Policy, Retries
-from kconsume.outlet import Outlet, most_bytes, relay_settings
+from kconsume.outlet import RelayOutlet, most_bytes, relay_settings
 from kconsume.records import Partition
 from kconsume.runtime.budget import Deadline
 from kconsume.runtime.claims import Begin, Claims
 from kconsume.runtime.errands import Errands
+from kconsume.runtime.limits import Limits
 from kconsume.runtime.relay import Relay
+from kconsume.runtime.trouble import positions_in
 from kconsume.settings import ClientValue, check_group
 from kconsume.spark.calls import Call, Handler, read_call
 from kconsume.spark.checkpoint import OffsetLog, files_at
@@ -44,7 +46,7 @@ from kconsume.spark.mirror import GroupMirror
 from kconsume.spark.query import Query
 from kconsume.spark.ranges import OffsetRange, Plan
 from kconsume.spark.refusals import check_handler, check_query, source_brokers
-from kconsume.spark.session import unfit_connector
+from kconsume.spark.session import must_run_handlers, unfit_connector
 from kconsume.spark.source_log import out_of_range
 from kconsume.spark.work import BatchWork
 
@@ -136,20 +138,29 @@ class ForeachBatch:
         """Whether it is closed with the query."""
         self.in_stream = False
         """Whether `stream` has made the query: it is checked there, and drained with the others of its app."""
-        self.gate = Gate()
-        self.failure: BaseException | None = None
-        self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._kafka = kafka
         self._brokers = brokers
         self._policy = policy
         self.call = reading(connection_types(store), store.address)
         self.name = name or self.call.name
-        self.ledger = ledger_of(store, group, key or self.name, self.owner)
-        check_handler(self.call, policy, self.ledger, store.address)
+        self._key = key
         self._wants_mirror = mirror and not isinstance(store, KafkaStore)
+        self._closing = threading.Lock()
+        self._begin()
+        check_handler(self.call, policy, self.ledger, store.address)
+        _all.add(self)
+
+    def _begin(self) -> None:
+        """As nothing was done yet. A query that has ended may be started again with the same handler: what follows is
+        of one run of one query."""
+        self.gate = Gate()
+        self.failure: BaseException | None = None
+        self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        name = self._key or self.name
+        self.ledger = ledger_of(self.store, self.group, name, self.owner, by_handler=self._key is None)
         self._mirror: GroupMirror | None = None
         self._relay: Relay | None = None
-        self._outlet: Outlet | None = None
+        self._outlet: RelayOutlet | None = None
         self._cluster: Cluster | None = None
         self._claims: Claims | None = None
         self._log: OffsetLog | None = None
@@ -158,11 +169,9 @@ class ForeachBatch:
         """The query for who stops it, if that is known before its first batch."""
         self.work: BatchWork | None = None
         self._forget_hook: Callable[[], None] = lambda: None
-        self._closing = threading.Lock()
         self._over = threading.Event()
         self._done = (0, 0)
         """Batches and offsets since the last word about them."""
-        _all.add(self)
 
     def __reduce__(self) -> NoReturn:
         """With Spark Connect the handler is sent to the server, where there is neither its query nor this process."""
@@ -175,6 +184,7 @@ class ForeachBatch:
     # As Spark calls it
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
+        self._must_be_of_one_query(df)
         try:
             query = self._query_of(df)
             with self.gate.batch(batch_id, query):
@@ -187,6 +197,27 @@ class ForeachBatch:
             self.failure = error
             self.close()  # the query ends with it
             raise
+
+    def _must_be_of_one_query(self, df: DataFrame) -> None:
+        """Begin anew for a query that was started after the last one ended; refuse one that runs beside it."""
+        known = self._query
+        if self.in_stream or (known is not None and known.is_handled_here()):
+            return
+        if known is None and not self._over.is_set():
+            return  # the first batch of all
+        try:
+            query = Query(df)
+        except ConfigurationError:
+            raise interrupted("it was stopped before its batch began") from None
+        if known is not None:
+            if query.run == known.run:
+                return  # it is being stopped
+            if known.active:
+                raise ConfigurationError(
+                    f"{self.name} was given to two queries that run at the same time: call foreach_batch for each query"
+                )
+        self.close()
+        self._begin()
 
     def _was_interrupted(self, error: Exception) -> bool:
         return self._query is not None and is_interrupt(texts_of(error), active=self._query.active)
@@ -209,7 +240,9 @@ class ForeachBatch:
             query = Query(df)
             self._log = OffsetLog(files_at(df.sparkSession, query.checkpoint))
             if not self.in_stream:
-                check_query(query, self.call)
+                check_query(query, self.call, stateful=self._log.is_stateful)
+                if self.call.in_executors:
+                    must_run_handlers(df.sparkSession)
                 self._forget_hook = on_jvm_shutdown(df.sparkSession, self._from_the_jvm, _SHUTDOWN)
             self._query = query
         return self._query
@@ -228,11 +261,12 @@ class ForeachBatch:
         self._claims = kind(self.store, cluster, self.group, self.owner, lambda _: begin or "earliest")
         self._claims.is_new = is_new is not None and is_new.result()
         if self._wants_mirror:
-            self._mirror = GroupMirror(cluster, self.group, place_of(self.store))
+            self._mirror = GroupMirror(cluster, self.group, name_of(self.store))
         if self._policy.dead_letter is not None and self._policy.dead_letter.topic is not None:
             assert isinstance(self.store, OutboxStore)  # checked when it was made
-            self._outlet = Outlet(relay_settings(cluster.brokers, self._kafka), f"kconsume-relay-{self.group}")
-            self._relay = Relay(self.store, self.group, self._outlet, self.owner)
+            self._outlet = RelayOutlet(relay_settings(cluster.brokers, self._kafka), f"kconsume-relay-{self.group}")
+            limits = Limits(cluster, self._outlet.largest_batch)
+            self._relay = Relay(self.store, self.group, self._outlet, self.owner, limits)
             self._relay.start()
         self.work = BatchWork(
             Job(
@@ -269,7 +303,7 @@ class ForeachBatch:
         assert self._claims is not None
         assert self.work is not None
         self.ledger.also(sorted({p.topic for p in partitions}))
-        claimed = self._claims.claim(partitions)
+        claimed = self._claims.claim_all(partitions)
         self.work.positions.update(claimed)
         self._open_outboxes(claimed)
 
@@ -312,7 +346,7 @@ class ForeachBatch:
         assert self._claims is not None
         if not isinstance(self.store, FencedStore):
             return self._looked_up(epochs)
-        positions = self._claims.reclaim(epochs)
+        positions = positions_in(self._claims.reclaim(epochs))
         self._open_outboxes(positions)
         return positions
 
@@ -333,7 +367,7 @@ class ForeachBatch:
             for partition, count in rows.items():
                 self._relay.wrote(partition, count)
 
-    def _task(self, ranges: Mapping[Partition, OffsetRange], number: int | None, batch_id: int | None) -> Task:
+    def _task(self, ranges: Mapping[Partition, OffsetRange], batch_id: int | None) -> Task:
         from kconsume.backends.postgres import PostgresStore
         from kconsume.spark.tasks import Task
 
@@ -349,8 +383,8 @@ class ForeachBatch:
             epochs={p: positions[p].epoch for p in ranges},
             scopes=scopes_of(self.group, positions),
             most_bytes=most_bytes(self._kafka),
-            number=number,
             batch_id=batch_id,
+            in_stream=self.in_stream,
         )
 
     def _address(self, query: Query) -> str:
@@ -383,9 +417,10 @@ class ForeachBatch:
         self.raise_failure(query)
 
     def raise_failure(self, query: StreamingQuery) -> None:
-        self.close()
-        if self.failure is not None:
-            raise self.failure
+        if self._query is None or self.in_stream or self._query.run == str(query.runId):
+            self.close()
+            if self.failure is not None:
+                raise self.failure
         if (error := query.exception()) is not None:
             raise self._meaning(error) or error from error
 
@@ -422,10 +457,10 @@ class ForeachBatch:
 
     def _live(self) -> None:
         """Say that we are alive, hear whether to stop, tell how far we are."""
-        said_at = time.monotonic()
-        while not self._over.wait(_BEAT):
+        said_at, over, ledger = time.monotonic(), self._over, self.ledger
+        while not over.wait(_BEAT):
             try:
-                if self.ledger.beat():
+                if ledger.beat():
                     _log.info("asked to stop group=%s handler=%s: draining", self.group, self.name)
                     self.drain()
                     return

@@ -7,7 +7,6 @@ the checkpoint folder is compared with the store.
 from __future__ import annotations
 
 import logging
-import os
 import re
 import tempfile
 import time
@@ -23,12 +22,12 @@ from kconsume.errors import ClientFailed, ConfigurationError
 from kconsume.records import Partition
 from kconsume.registration import Registration
 from kconsume.spark.calls import call_of
-from kconsume.spark.checkpoint import CheckpointGuard, Location, files_at
+from kconsume.spark.checkpoint import CheckpointGuard, Location, files_at, qualified
 from kconsume.spark.foreach import ForeachBatch
 from kconsume.spark.kafka_options import source_options
 from kconsume.spark.ranges import Plan, offsets_json
 from kconsume.spark.refusals import check_options
-from kconsume.spark.session import must_open_streams, unfit_connector
+from kconsume.spark.session import must_open_streams, must_run_handlers, unfit_connector
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -81,16 +80,19 @@ class HandlerQuery:
     def prepare(self, folder: str | None) -> None:
         """Claim what is to be read, and find out where to begin."""
         batches, registration = self.batches, self._registration
+        if folder is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="kconsume-stream-", ignore_cleanup_errors=True)
+            folder = f"file:{self._temporary.name}"
+        folder = qualified(self._spark, folder)
+        if batches.call.in_executors:
+            must_run_handlers(self._spark)
         topics = self._topics()
         is_new = self._must_be_alone()
         batches.open(self._cluster, topics, registration.start)
         batches.survey(topics, is_new=is_new)
         must_open_streams(self._spark, {**self._options, **self._subscription()})
         batches.claim(self._partitions(topics))
-        if folder is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="kconsume-stream-", ignore_cleanup_errors=True)
-            folder = f"file:{self._temporary.name}"
-        guard = CheckpointGuard(files_at(self._spark, _absolute(folder)), folder, self._identity())
+        guard = CheckpointGuard(files_at(self._spark, folder), folder, self._identity())
         self._finish_pending(guard)
         self._location = (folder, guard.resolve(self._stored()))
 
@@ -289,9 +291,3 @@ def _must_fit(registration: Registration) -> None:
         raise ConfigurationError(
             f"{registration.name} has an @app.wrap around it, which a stream does not call: remove it"
         )
-
-
-def _absolute(folder: str) -> str:
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", folder):
-        return folder
-    return f"file:{os.path.abspath(folder)}"

@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 from kconsume.backends.abc import Positions
-from kconsume.errors import HandlerFailed, KconsumeError, OffsetError, StoreError, TooManyFailures
+from kconsume.errors import ConfigurationError, HandlerFailed, KconsumeError, OffsetError, StoreError, TooManyFailures
 from kconsume.failures.dead_letter import Gauge
 from kconsume.failures.policy import Verdict
 from kconsume.records import Partition
@@ -87,8 +87,8 @@ class InDriver:
     def _call(self, frame: DataFrame, connection: object, batch: StreamBatch) -> None:
         try:
             self._job.call(frame, connection, batch)
-        except (StoreError, OffsetError):
-            raise
+        except (StoreError, OffsetError, ConfigurationError):
+            raise  # of the last the handler is the cause, and no record of the batch
         except Exception as error:
             raise _Raised(error) from error
 
@@ -128,15 +128,16 @@ class InDriver:
         must_have_place(frame.columns, "the records that failed are to be found by their offsets")
         _log.warning("%s failed on a record of %s, which is looked for cause=%s: %s", self._job.call.name, Plan(ranges),
                      type(error).__name__, str(error)[:500])  # fmt: skip
+        number = self._job.ledger.reserve(_MOST_PIECES)
         kept = frame.persist()  # each part would read all of it from Kafka again
         try:
             if self._job.call.wants_tx:
                 with self._transaction(ranges) as tx:
-                    failed = self._pieces(kept, ranges, batch, tx)
+                    failed = self._pieces(kept, ranges, batch, tx, number)
                     buried, whole = failed if verdict is Verdict.BURY else (), self._ask_whether_whole(ranges)
                     letters = self._finish(tx, ranges, buried, whole)
             else:
-                failed = self._pieces(kept, ranges, batch, None)
+                failed = self._pieces(kept, ranges, batch, None, number)
                 buried, whole = failed if verdict is Verdict.BURY else (), self._ask_whether_whole(ranges)
                 with self._transaction(ranges) as tx:
                     letters = self._finish(tx, ranges, buried, whole)
@@ -147,8 +148,15 @@ class InDriver:
                      verdict.value, Plan(ranges))  # fmt: skip
 
     def _pieces(
-        self, frame: DataFrame, ranges: tuple[OffsetRange, ...], batch: StreamBatch, tx: RangesTx | None
+        self,
+        frame: DataFrame,
+        ranges: tuple[OffsetRange, ...],
+        batch: StreamBatch,
+        tx: RangesTx | None,
+        number: int | None,
     ) -> list[Failed]:
+        """`number`: that of the first piece. Each piece has its own, because a table that skips versions it has seen
+        would skip all pieces but the first."""
         failed: list[Failed] = []
         todo = [*reversed(Piece(frame, ranges).smaller())]
         calls = 0
@@ -161,7 +169,8 @@ class InDriver:
                     f"{self._job.call.name} failed on so many records of {Plan(ranges)} that they cannot be found one "
                     f"by one: correct it, or let it name them with batch.reject(df, why); nothing was passed"
                 )
-            part = self._batch(piece.ranges, batch.attempt, batch.number, batch.batch_id)
+            part = self._batch(piece.ranges, batch.attempt, number, batch.batch_id)
+            number = None if number is None else number + 1
             handed = piece.frame
             try:
                 with tx.piece() if tx is not None else nullcontext():

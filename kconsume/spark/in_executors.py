@@ -35,14 +35,12 @@ class InExecutors:
         self._positions = positions
         self._control = control
 
-    def run(
-        self, df: DataFrame, plan: Plan, ranges: tuple[OffsetRange, ...], number: int | None, batch_id: int | None
-    ) -> None:
+    def run(self, df: DataFrame, plan: Plan, ranges: tuple[OffsetRange, ...], batch_id: int | None) -> None:
         must_have_place(df.columns, "tasks know their partition by them")
         must_be_one_to_one(df, plan.filled)
         must_be_whole(self._job.cluster, ranges, self._positions, self._job.group)
         assert self._job.task is not None
-        task = self._job.task({each.partition: each for each in ranges}, number, batch_id)
+        task = self._job.task({each.partition: each for each in ranges}, batch_id)
         try:
             rows = df.mapInArrow(task, STATUS).collect()
         except Exception as error:

@@ -50,7 +50,7 @@ class Job:
     cluster: Cluster
     reclaim: Callable[[Mapping[Partition, int]], Mapping[Partition, Position]]
     most_bytes: int
-    task: Callable[[Mapping[Partition, OffsetRange], int | None, int | None], Task] | None = None
+    task: Callable[[Mapping[Partition, OffsetRange], int | None], Task] | None = None
     """For a handler that is called in executors."""
     posted: Callable[[Mapping[Partition, int]], None] = lambda _: None
     """Told of rows that were left in the outbox."""

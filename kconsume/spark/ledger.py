@@ -79,6 +79,11 @@ class Ledger(Protocol):
         """Persist the plan before it runs; its number, the same when the same plan is begun again."""
         ...
 
+    def reserve(self, count: int) -> int | None:
+        """The first of `count` numbers for parts of the pending plan. They are higher than the plan's own number, and
+        lower than the number that the plan gets when it is begun again."""
+        ...
+
     def drop(self) -> None:
         """Forget the pending plan: it is done, or no longer what has to be done."""
         ...
@@ -167,6 +172,9 @@ class PlainLedger:
     def begin(self, plan: Plan) -> int | None:  # noqa: ARG002
         return None
 
+    def reserve(self, count: int) -> int | None:  # noqa: ARG002
+        return None
+
     def drop(self) -> None:
         return None
 
@@ -188,13 +196,13 @@ def connection_types(store: OffsetStore) -> tuple[type, ...]:
     return tuple(each for each in types if f"{each.__module__}.{each.__qualname__}" == "psycopg.Connection")
 
 
-def ledger_of(store: OffsetStore, group: str, name: str, owner: str) -> Ledger:
-    """That of this store, for one query of the group."""
+def ledger_of(store: OffsetStore, group: str, name: str, owner: str, *, by_handler: bool) -> Ledger:
+    """That of this store, for one query of the group. `by_handler`: as for `PostgresLedger`."""
     try:
         from kconsume.backends.postgres import PostgresStore
         from kconsume.spark.ledger_postgres import PostgresLedger
     except ImportError:
         return PlainLedger(store, group)
     if isinstance(store, PostgresStore):
-        return PostgresLedger(store, group, name, owner)
+        return PostgresLedger(store, group, name, owner, by_handler=by_handler)
     return PlainLedger(store, group)

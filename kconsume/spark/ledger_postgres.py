@@ -57,10 +57,12 @@ class PostgresLedger:
 
     exactly_once: ClassVar[bool] = True
 
-    def __init__(self, store: PostgresStore, group: str, name: str, owner: str) -> None:
+    def __init__(self, store: PostgresStore, group: str, name: str, owner: str, *, by_handler: bool = False) -> None:
+        """`by_handler`: the name is the handler's, and other queries of the group, of other topics, may have it too."""
         self._store = store
         self._group = group
         self._who = {"group": group, "name": name, "owner": owner}
+        self._by_handler = by_handler
         self._topics: set[str] = set()
         self._hold: Plain | None = None
         self._guard = threading.Lock()
@@ -70,7 +72,16 @@ class PostgresLedger:
     def enter(self, topics: Sequence[str]) -> None:
         self._make_table()
         self._take(topics)
-        self._execute(self._sql.enter, {**self._who, "topics": texts.array(sorted(self._topics))})
+        name, read = self._who["name"], sorted(self._topics)
+        for each in [name, f"{name} {','.join(read)}"] if self._by_handler else [name]:
+            values = {**self._who, "name": each, "topics": texts.array(read), "mine": not self._by_handler}
+            if self._execute(self._sql.enter, values):
+                self._who["name"] = each
+                return
+        raise ConfigurationError(
+            f"group {self._group!r} has two queries named {name!r}, and neither reads {', '.join(read)}: give this one "
+            f"a name of its own, foreach_batch(…, name=…)"
+        )
 
     def also(self, topics: Sequence[str]) -> None:
         if new := set(topics) - self._topics:
@@ -135,11 +146,17 @@ class PostgresLedger:
         rows = self._execute(self._sql.pending, self._who)
         return Plan.from_json(rows[0][0]) if rows and rows[0][0] else None
 
-    def begin(self, plan: Plan) -> int | None:
+    def begin(self, plan: Plan) -> int:
         rows = self._execute(self._sql.begin, {**self._who, "plan": plan.to_json()})
         if not rows:
             raise Fenced(f"group {self._group!r} has another query named {self._who['name']!r} now: this one stops")
         return int(rows[0][0])
+
+    def reserve(self, count: int) -> int:
+        rows = self._execute(self._sql.reserve, {**self._who, "count": count + 1})
+        if not rows:
+            raise Fenced(f"group {self._group!r} has another query named {self._who['name']!r} now: this one stops")
+        return int(rows[0][0]) - count
 
     def drop(self) -> None:
         self._execute(self._sql.drop, self._who)

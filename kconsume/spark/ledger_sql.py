@@ -60,10 +60,14 @@ class StreamStatements:
 
     @property
     def enter(self) -> str:
-        return f"""insert into {self._streams} as s (group_id, name, owner, topics)
-            values (%(group)s, %(name)s, %(owner)s, %(topics)s::text[])
+        """No row if the name is that of a query of other topics, unless `mine`. In a group numbers never begin again:
+        a table that was told of one skips those below it."""
+        return f"""insert into {self._streams} as s (group_id, name, owner, topics, number)
+            select %(group)s, %(name)s, %(owner)s, %(topics)s::text[], coalesce(max(o.number), 0)
+            from {self._streams} o where o.group_id = %(group)s
             on conflict (group_id, name) do update
-            set owner = excluded.owner, topics = excluded.topics, beat_at = now(), stop_asked = false"""
+            set owner = excluded.owner, topics = excluded.topics, beat_at = now(), stop_asked = false
+            where %(mine)s or s.topics && excluded.topics returning name"""
 
     @property
     def also(self) -> str:
@@ -76,7 +80,7 @@ class StreamStatements:
     @property
     def ask_to_stop(self) -> str:
         return f"""update {self._streams} set stop_asked = true where group_id = %(group)s
-            and (%(name)s::text is null or name = %(name)s) returning name"""
+            and (%(name)s::text is null or name = %(name)s or starts_with(name, %(name)s || ' ')) returning name"""
 
     @property
     def alive(self) -> str:
@@ -92,9 +96,15 @@ class StreamStatements:
 
     @property
     def begin(self) -> str:
-        """A new number, unless it is the plan that is pending."""
-        return f"""update {self._streams} set plan = %(plan)s, beat_at = now(),
-            number = case when plan = %(plan)s then number else number + 1 end where {_MINE} returning number"""
+        """A new number, unless it is the plan that is pending. The clock is in it because users' tables skip a number
+        that they have seen: numbers must grow also when this row was deleted, or belongs to a query that was renamed,
+        or when the database lost its last commits in a failover."""
+        return f"""update {self._streams} set plan = %(plan)s, beat_at = now(), number = case when plan = %(plan)s
+            then number else greatest(number + 1, {_MILLISECONDS}) end where {_MINE} returning number"""
+
+    @property
+    def reserve(self) -> str:
+        return f"update {self._streams} set number = number + %(count)s where {_MINE} returning number"
 
     @property
     def drop(self) -> str:
@@ -134,6 +144,7 @@ class StreamStatements:
             true) from moved"""
 
 
+_MILLISECONDS = "(extract(epoch from clock_timestamp()) * 1000)::bigint"
 _MINE = "group_id = %(group)s and name = %(name)s and owner = %(owner)s"
 _HELD = """unnest(%(topics)s::text[], %(partitions)s::int[], %(epochs)s::bigint[]) w(topic, partition, epoch)"""
 _IS_HELD = "o.group_id = %(group)s and o.topic = w.topic and o.partition = w.partition and o.epoch = w.epoch"

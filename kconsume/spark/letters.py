@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, overload
 
 from kconsume.errors import ConfigurationError
 from kconsume.failures.dead_letter import DeadLetter
@@ -62,6 +62,30 @@ class RowMessage:
 
     def __len__(self) -> int:
         return len(self.value() or b"")
+
+
+class TableMessages(Sequence[RowMessage]):
+    """The rows of a table, as the client's messages would be; none is read before it is asked for."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def __len__(self) -> int:
+        return self._table.num_rows
+
+    def __iter__(self) -> Iterator[RowMessage]:
+        return map(RowMessage, rows_of(self._table))
+
+    @overload
+    def __getitem__(self, index: int) -> RowMessage: ...
+    @overload
+    def __getitem__(self, index: slice) -> TableMessages: ...
+    def __getitem__(self, index: int | slice) -> RowMessage | TableMessages:
+        if isinstance(index, slice):
+            first, end, _ = index.indices(len(self))
+            return TableMessages(self._table.slice(first, max(0, end - first)))
+        (row,) = rows_of(self._table.slice(range(len(self))[index], 1))
+        return RowMessage(row)
 
 
 def record_of_row(row: Mapping[str, Any], scope: str, attempt: int) -> Record:

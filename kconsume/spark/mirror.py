@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from kconsume.backends.commit_note import note_of
+from kconsume.backends.commit_note import StoreName, note_of
 from kconsume.cluster import Cluster
 from kconsume.errors import KconsumeError
 from kconsume.records import Partition
@@ -24,13 +24,13 @@ class GroupMirror:
     """Of one group."""
 
     def __init__(
-        self, cluster: Cluster, group: str, place: str | None = None, look: Callable[[], None] = lambda: None
+        self, cluster: Cluster, group: str, name: StoreName | None = None, look: Callable[[], None] = lambda: None
     ) -> None:
-        """`place`: where the offsets are kept, for others of the group to see. `look` is called after each writing, in
-        the mirror's thread."""
+        """`name`: which store keeps the offsets, for others of the group to see. `look` is called after each writing,
+        in the mirror's thread."""
         self._cluster = cluster
         self._group = group
-        self._note = note_of(None, place)
+        self._note = note_of(None, name)
         self._look = look
         self._guard = threading.Condition()
         self._offsets: dict[Partition, int] = {}

@@ -25,6 +25,21 @@ _SOURCES = re.compile(r"\b(?:DataSourceRDD|KafkaSourceRDD)\b")
 # What puts rows of one Kafka partition into several tasks, or those of several into one.
 _MIXES = re.compile(r"\b(ShuffledRowRDD|ShuffledRDD|CoalescedRDD|UnionRDD|CartesianRDD|ZippedPartitions\w*)\b")
 
+# Operators of a streaming plan, by their classes in Spark, and what users call them.
+_STATEFUL = {
+    "Aggregate": "groupBy with an aggregation",
+    "Distinct": "distinct or dropDuplicates",
+    "Deduplicate": "distinct or dropDuplicates",
+    "DeduplicateWithinWatermark": "dropDuplicatesWithinWatermark",
+    "Join": "a join of two streams",
+    "GlobalLimit": "limit",
+    "FlatMapGroupsWithState": "flatMapGroupsWithState",
+    "FlatMapGroupsInPandasWithState": "applyInPandasWithState",
+    "TransformWithState": "transformWithState",
+    "TransformWithStateInPandas": "transformWithState",
+    "TransformWithStateInPySpark": "transformWithState",
+}
+
 
 class Query:
     """The query whose batch is being handled on this thread."""
@@ -48,6 +63,15 @@ class Query:
     @property
     def active(self) -> bool:
         return bool(self._execution.isActive())
+
+    @cached_property
+    def run(self) -> str:
+        """The id of this start of the query: one that goes on with a checkpoint keeps its id."""
+        return str(self._execution.runId().toString())
+
+    def is_handled_here(self) -> bool:
+        """Whether the batch that is handled on this thread is one of this query, which runs."""
+        return self._context.getLocalProperty(_QUERY_ID) == self.id and self.active
 
     @property
     def reported(self) -> int | None:
@@ -81,6 +105,10 @@ class Query:
         except (Py4JError, ValueError):
             return {}
 
+    def stateful_operators(self) -> list[str]:
+        """The operators of its plan that keep rows from one batch to the next, as users write them."""
+        return sorted(_stateful(self._execution.logicalPlan()))
+
     def doze(self, milliseconds: int) -> None:
         """On the JVM's thread of this query: what interrupts that comes out of here."""
         java_class(self._session, "java.lang.Thread").sleep(milliseconds)
@@ -94,6 +122,18 @@ class Query:
             yield
         finally:
             self._context.setLocalProperty(_DESCRIPTION, cast(str, before))
+
+
+def _stateful(plan: Any) -> set[str]:
+    if not plan.isStreaming():
+        return set()  # a table: what is done with it is done anew in each batch
+    seq = plan.children()
+    children = [seq.apply(index) for index in range(seq.size())]
+    found = set().union(*map(_stateful, children))
+    name = str(plan.getClass().getSimpleName())
+    if name in _STATEFUL and (name != "Join" or all(child.isStreaming() for child in children)):
+        found.add(_STATEFUL[name])
+    return found
 
 
 def java_class(spark: SparkSession, name: str) -> Any:

@@ -8,6 +8,10 @@ had in mind. The note is the decision; putting the file in its place follows it,
 twice. So a kill leaves one of three things: a file that nobody will ever see, a note whose file is put in its place
 when the partition is opened next, or all of it.
 
+A chain belongs to one sink: a group, and the sink's name if it was given one. The first sink that writes a partition
+takes the chain in `notes/`, which is the only one that earlier versions know, and is noted in `owners/`. Any other sink
+has a chain of its own in `others/`, so that neither leaves out what the other has written.
+
 A file is first `aside`, where the next owner of the partition may remove it, and is `kept`, where nobody may, before
 its note is made: what a note names is never removed.
 
@@ -18,6 +22,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import logging
 import os
 import shutil
 import uuid
@@ -28,6 +33,8 @@ from pathlib import Path
 import msgspec
 
 from kconsume.errors import ConfigurationError
+
+_log = logging.getLogger("kconsume.spark")
 
 NOTES = "_kconsume"
 _LONG = 120
@@ -53,6 +60,17 @@ class Source(msgspec.Struct, frozen=True):
         return f"{topic}-{self.partition}-{self.topic_id.translate(_TO_NAMES)}"
 
 
+class Sink(msgspec.Struct, frozen=True):
+    """Who writes: whose records these are, and what was made of them."""
+
+    group: str
+    name: str = ""
+    """Empty if the user gave it none."""
+
+    def __str__(self) -> str:
+        return msgspec.json.encode([self.group, self.name] if self.name else [self.group]).decode()
+
+
 class Note(msgspec.Struct, frozen=True):
     """A range that was decided on: everything below `end` is in the folder, or was passed over."""
 
@@ -66,12 +84,15 @@ class Note(msgspec.Struct, frozen=True):
 class RangedFiles:
     """The folder, as one process writes into it; several may."""
 
-    def __init__(self, folder: Path, suffix: str, writer: str) -> None:
-        """`writer` names those of whom one at a time writes a partition: a group. What it left aside, it removes."""
+    def __init__(self, folder: Path, suffix: str, sink: Sink, writer: str | None = None) -> None:
+        """`writer` names those of whom one at a time writes a partition: the group, if nothing else is said. What it
+        left aside, it removes."""
         self.folder = folder
         self._notes = folder / NOTES
         self._suffix = suffix
-        self._writer = writer
+        self._sink = str(sink)
+        self._writer = writer or _short(sink.group)
+        self._is_first: dict[Source, bool] = {}
         self._ends: dict[Source, int] = {}
 
     def end(self, source: Source) -> int:
@@ -93,7 +114,10 @@ class RangedFiles:
 
     def put(self, source: Source, made: Path, at: int, first: int, last: int) -> bool:
         """Put the file in its place as the one with these offsets, if the chain still ends where it did: `at`."""
-        note = Note(last + 1, uuid.uuid4().hex, f"offsets-{source.name}-{first:020}-{last:020}{self._suffix}")
+        name = f"offsets-{source.name}-{first:020}-{last:020}"
+        if not self._has_the_first_chain(source):
+            name += f"-{_short(self._sink)}"  # the other sink may have a file of the same range
+        note = Note(last + 1, uuid.uuid4().hex, name + self._suffix)
         kept = self._kept(note)
         kept.parent.mkdir(parents=True, exist_ok=True)
         _sync(made)
@@ -108,9 +132,13 @@ class RangedFiles:
         return True
 
     def _noted(self, source: Source, at: int, note: Note) -> bool:
-        written, named = self._notes / f"{uuid.uuid4().hex}.note", self._note(source, at)
+        return self._made(self._note(source, at), msgspec.json.encode(note))
+
+    def _made(self, named: Path, content: bytes) -> bool:
+        """Make this file with all of its content; False if it is there already."""
+        written = self._notes / f"{uuid.uuid4().hex}.note"
         named.parent.mkdir(parents=True, exist_ok=True)
-        written.write_bytes(msgspec.json.encode(note))
+        written.write_bytes(content)
         _sync(written)
         try:
             os.link(written, named)
@@ -155,13 +183,41 @@ class RangedFiles:
         return self._notes / "kept" / note.kept
 
     def _chain(self, source: Source) -> Path:
-        return self._notes / "notes" / source.name
+        if self._has_the_first_chain(source):
+            return self._notes / "notes" / source.name
+        return self._notes / "others" / _short(self._sink) / source.name
+
+    def _has_the_first_chain(self, source: Source) -> bool:
+        known = self._is_first.get(source)
+        if known is None:
+            known = self._is_first[source] = self._take_the_first_chain(source)
+        return known
+
+    def _take_the_first_chain(self, source: Source) -> bool:
+        owner = self._notes / "owners" / source.name
+        if not owner.exists() and not self._was_written_by_others(source):
+            self._made(owner, self._sink.encode())
+        holder = owner.read_text() if owner.exists() else "an earlier version of kconsume"
+        if holder != self._sink:
+            _log.warning("folder has files of another sink, and the files of both are kept folder=%s source=%s sink=%s "
+                         "other=%s", self.folder, source.name, self._sink, holder)  # fmt: skip
+        return holder == self._sink
+
+    def _was_written_by_others(self, source: Source) -> bool:
+        """Whether the chain is that of another group. Earlier versions did not note whose it is, but each group that
+        writes has a folder for what it leaves aside."""
+        writers = {path.parent.name for path in (self._notes / "aside").glob(f"*/{source.name}")}
+        return bool(writers) and self._writer not in writers
 
     def _note(self, source: Source, at: int) -> Path:
         return self._chain(source) / f"{at:020}"
 
     def _asides(self, source: Source) -> Path:
         return self._notes / "aside" / self._writer / source.name
+
+
+def _short(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:12]
 
 
 def _sync(path: Path) -> None:

@@ -5,10 +5,10 @@ Words and rules only; what a query is, is asked of `query.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from kconsume.errors import ConfigurationError, InvalidHandler
+from kconsume.errors import ConfigurationError, InvalidHandler, MissingExtra
 from kconsume.settings import ClientValue
 
 if TYPE_CHECKING:
@@ -43,6 +43,11 @@ def check_handler(call: Call, policy: Policy, ledger: Ledger, address: str) -> N
             f"{call.name} has RetryTopics, which are read by an embedded app, and a Spark query reads its own topics "
             f"alone: use retry=Retry(...), and on_error=DeadLetter(...)"
         )
+    if policy.holds:
+        raise ConfigurationError(
+            f"{call.name} has on_error='hold', which stops one partition of an embedded app, and a Spark query takes "
+            f"all its partitions at once: use on_error='stop', 'skip' or DeadLetter(...)"
+        )
     if not ledger.exactly_once and (call.in_executors or policy.dead_letter is not None):
         what = "is for_each_partition" if call.in_executors else "has a DeadLetter"
         raise ConfigurationError(
@@ -50,6 +55,7 @@ def check_handler(call: Call, policy: Policy, ledger: Ledger, address: str) -> N
             f"do that from Spark: keep the offsets in PostgreSQL (postgresql://host/database)"
         )
     if call.in_executors:
+        _must_have_pandas(call)
         from pyspark import cloudpickle
 
         try:
@@ -61,8 +67,25 @@ def check_handler(call: Call, policy: Policy, ledger: Ledger, address: str) -> N
             ) from error
 
 
-def check_query(query: Query, call: Call) -> None:
-    """Of a query that has begun, in its first batch."""
+def _must_have_pandas(call: Call) -> None:
+    """As `mapInArrow` asks for it, and pyarrow, in the first batch."""
+    from pyspark.sql.pandas import utils
+
+    try:
+        utils.require_minimum_pandas_version()
+        utils.require_minimum_pyarrow_version()
+    except ImportError as error:
+        raise MissingExtra(
+            f"{call.name} is called in executors, by Spark's mapInArrow, for which this is missing: {error} Install it "
+            f"here and where the executors run: pip install 'kconsume[spark]'"
+        ) from error
+
+
+def check_query(query: Query, call: Call, *, stateful: bool) -> None:
+    """Of a query that has begun: in its first batch, before a partition is claimed. `stateful`: whether its checkpoint
+    has state."""
+    if stateful:
+        _refuse_state(query.stateful_operators())
     if query.kind.startswith("AsyncProgressTracking"):
         _refuse_async()
     if "Continuous" in query.kind:
@@ -114,6 +137,18 @@ def source_brokers(query: Query, kafka: Mapping[str, ClientValue]) -> str:
             f"properties"
         )
     return brokers
+
+
+def _refuse_state(operators: Sequence[str]) -> NoReturn:
+    what = ", ".join(operators) or "there is a state folder in its checkpoint"
+    raise ConfigurationError(
+        f"the query keeps state from one batch to the next ({what}), and foreach_batch commits ranges of offsets: what "
+        f"Spark emits later, such as a closed window in a batch without new records, belongs to no range and would be "
+        f"lost. Nothing was read or passed. Choose: give foreach_batch the records as they come, and aggregate, join "
+        f"or deduplicate in the handler, in a table and through its transaction; or write this query to a topic with "
+        f"writeStream.format('kafka'), and read that topic with foreach_batch; or give this query to Spark's own "
+        f"foreachBatch, at least once. A query without state needs a new checkpoint folder"
+    )
 
 
 def _refuse_async() -> NoReturn:

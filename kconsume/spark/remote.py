@@ -36,7 +36,9 @@ def starting_offsets(
 
 
 def request_stop(store: str | OffsetStore, group: str, name: str | None = None) -> list[str]:
-    """Ask the streams of a group to drain and end, from anywhere: their names. For where no signal reaches Python."""
+    """Ask the streams of a group to drain and end, from anywhere: their names. For where no signal reaches Python.
+    `name`: those of this name alone. A query of your own has the name of its handler; the second of the name in its
+    group has its topics behind that."""
     from kconsume.backends.postgres import PostgresStore
     from kconsume.spark.ledger_postgres import PostgresLedger
 

@@ -7,6 +7,7 @@ whether the Kafka connector fits, reads nothing.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from tempfile import TemporaryDirectory
@@ -17,6 +18,7 @@ from kconsume.spark import jars
 from kconsume.spark.java import home_of, spark_java
 
 if TYPE_CHECKING:
+    import pyarrow
     from pyspark.sql import SparkSession
 
 STACK = "-Xss8m"
@@ -44,7 +46,20 @@ def open_session(
     for key, value in _settings(settings or {}, connector).items():
         builder = builder.config(key, value)
     with _java():
-        return builder.getOrCreate()
+        session = builder.getOrCreate()
+    _share_python(session)
+    return session
+
+
+def _share_python(session: SparkSession) -> None:
+    """Executors on this machine run the driver's Python. By default PySpark starts `python3` of the PATH, which is
+    another one where the virtual environment is not activated; `spark.pyspark.python` it reads under spark-submit only.
+    """
+    if is_connect(session) or "PYSPARK_PYTHON" in os.environ:
+        return
+    context = session.sparkContext
+    if str(context.master).startswith("local"):
+        context.pythonExec = context.getConf().get("spark.pyspark.python") or sys.executable
 
 
 def current_session() -> SparkSession | None:
@@ -128,6 +143,46 @@ def _open_stream(spark: SparkSession, options: Mapping[str, str]) -> None:
             writer.trigger(availableNow=True).start().awaitTermination()
     except Exception as error:
         raise unfit_connector(error) or error from error
+
+
+_shared: set[str] = set()
+
+
+def must_run_handlers(spark: SparkSession) -> None:
+    """Whether the Python of the executors has what a handler needs there; asked once in the life of an application,
+    with a job of one task."""
+    context = spark.sparkContext
+    if context.applicationId in _shared:
+        return
+    try:
+        spark.range(1, numPartitions=1).mapInArrow(_import_all, "id long").collect()
+    except Exception as error:
+        raise _other_python(error, context.pythonExec) or error from error
+    _shared.add(context.applicationId)
+
+
+def _import_all(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+    """In an executor: what is pickled with a task, and what the task imports."""
+    import kconsume.backends.postgres
+    import kconsume.spark.tasks  # noqa: F401
+
+    return batches
+
+
+_NOT_OURS = ("ModuleNotFoundError", "ImportError", "PYTHON_VERSION_MISMATCH", "Cannot run program")
+
+
+def _other_python(error: Exception, python: str) -> ConfigurationError | None:
+    """What to say of an error that comes from the executors' Python; None if it comes from elsewhere."""
+    lines = [line.strip() for line in str(error).splitlines() if any(word in line for word in _NOT_OURS)]
+    if not lines:
+        return None
+    said = lines[-1].removeprefix("Caused by: ")
+    return ConfigurationError(
+        f"the Python of the executors, {python!r}, cannot run a handler ({said[:200]}): before the session is "
+        f"opened, set PYSPARK_PYTHON={sys.executable}, or, where executors are on other machines, a Python there that "
+        f"has kconsume[spark,postgres]; kconsume.spark.open_session sets it for executors on this machine"
+    )
 
 
 def missing_jars(spark: SparkSession) -> list[str]:

@@ -9,7 +9,6 @@ be written once is the business of `ranged_files.py` and `postgres_rows.py`.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import logging
 import re
@@ -20,10 +19,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from kconsume.batches import Batch
 from kconsume.errors import ConfigurationError
+from kconsume.spark.batch import StreamBatch
 from kconsume.spark.frames import to_dataframe
 from kconsume.spark.jars import pyspark_version
 from kconsume.spark.postgres_rows import RangeTable, check_address, copy_rows
-from kconsume.spark.ranged_files import RangedFiles, Source
+from kconsume.spark.ranged_files import RangedFiles, Sink, Source
 from kconsume.spark.sink import describe
 
 if TYPE_CHECKING:
@@ -41,12 +41,14 @@ FORMATS = (*FILES, "jdbc")
 
 class SparkSink:
     """Appends a topic to a folder (`path=`, `format="parquet"` or `"orc"`), or to a table of PostgreSQL (`table=`,
-    `format="jdbc"`); exactly once, whatever the offset store.
+    `format="jdbc"`); exactly once, whatever the offset store. Sinks of several groups may write one topic into one
+    folder or table: each appends all of its rows.
 
     `rows`: the model whose fields are the columns; without it key, value, topic, partition, offset, timestamp and
     headers. `transform`: makes of each DataFrame the one that is written, row by row and the same each time. `url`: a
     PostgreSQL of its own; without it the rows are written in the transaction of `offsets="postgresql://…"`. `options`:
-    those of Spark's writer. `name`: what the handler is called.
+    `compression`, and properties of the format such as `parquet.page.size`. `name`: what the handler is called; another
+    name is another sink, which does not know what this one has written.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class SparkSink:
         self._transform = transform
         self._options = dict(options or {})
         self._format = format
+        self._name = name or ""
         self.guarantee = ""
         """What is promised, in one sentence."""
         if path is not None:
@@ -97,7 +100,7 @@ class SparkSink:
         from pyspark.sql import SparkSession
 
         self._folder = folder
-        self._files: dict[str, RangedFiles] = {}
+        self._files: dict[Sink, RangedFiles] = {}
         self._is(
             self._write_file,
             f"exactly once: each range of offsets is one {self._format} file in {folder}, in its place whole or not at "
@@ -116,16 +119,16 @@ class SparkSink:
             with files.aside(source) as folder:
                 describe(spark, batch.topic, batch.partition, first, batch.last)
                 frame = self._transformed(to_dataframe(spark, new)).coalesce(1)
-                frame.write.format(self._format).options(**self._options).save(str(folder))
+                # Without its scheme the folder would be on Spark's default file system, which may be another.
+                frame.write.format(self._format).options(**self._options).save(f"file:{folder}")
                 if files.put(source, _only_file(folder, self._format), end, first, batch.last):
                     return
 
     def _files_of(self, batch: Batch) -> RangedFiles:
-        group = _group(batch)
-        if group not in self._files:
-            writer = hashlib.sha256(group.encode()).hexdigest()[:12]
-            self._files[group] = RangedFiles(self._folder, f".{self._format}", writer)
-        return self._files[group]
+        sink = self._sink(batch)
+        if sink not in self._files:
+            self._files[sink] = RangedFiles(self._folder, f".{self._format}", sink)
+        return self._files[sink]
 
     # Into PostgreSQL
 
@@ -159,7 +162,7 @@ class SparkSink:
         copy_rows(tx, self._table, self._through(rows, batch, spark))
 
     def _write_with_the_range(self, rows: pyarrow.Table, batch: Batch, spark: SparkSession | None = None) -> None:
-        with self._ranges.transaction(_source(batch), batch.last) as (connection, end):
+        with self._ranges.transaction(_source(batch), self._sink(batch), batch.last) as (connection, end):
             new = _not_below(end, rows, batch)
             if new.num_rows:
                 copy_rows(connection, self._table, self._through(new, batch, spark))
@@ -171,17 +174,21 @@ class SparkSink:
         describe(spark, batch.topic, batch.partition, batch.first, batch.last)
         return self._transformed(to_dataframe(spark, rows)).toArrow()
 
+    def _sink(self, batch: Batch) -> Sink:
+        return Sink(batch.id.rsplit(":", 3)[0], self._name)
+
     def _transformed(self, frame: DataFrame) -> DataFrame:
         return frame if self._transform is None else self._transform(frame)
 
 
 def _source(batch: Batch) -> Source:
+    if isinstance(batch, StreamBatch):
+        raise ConfigurationError(
+            "SparkSink(url=…) keeps its ranges by the ids of topics, which a batch of kconsume.spark.stream() does not "
+            "have: leave url= out and keep the offsets in that PostgreSQL (offsets='postgresql://…'), or use app.run()"
+        )
     topic_id = batch.id.rsplit(":", 3)[1]
     return Source(batch.topic, batch.partition, "" if topic_id == batch.topic else topic_id)
-
-
-def _group(batch: Batch) -> str:
-    return batch.id.rsplit(":", 3)[0]
 
 
 def _not_below(end: int, rows: pyarrow.Table, batch: Batch) -> pyarrow.Table:
@@ -246,4 +253,24 @@ def _check(
     if format == "jdbc" and options:
         raise ConfigurationError(
             "SparkSink(options=...) is for Spark's writers, and format='jdbc' is written by COPY: leave it out"
+        )
+    for name in options or {}:
+        _check_option(name)
+
+
+_SEVERAL_FILES = ("partitionby", "bucketby", "sortby", "clusterby", "maxrecordsperfile")
+
+
+def _check_option(name: str) -> None:
+    """Spark ignores an option that it does not know, and a method of its writer that is given as one."""
+    if name.lower() in _SEVERAL_FILES:
+        raise ConfigurationError(
+            f"SparkSink(options={{{name!r}: …}}) is not offered: a range of offsets is one file, put in its place at "
+            f"once, and this lays rows out over several; write the DataFrame in a handler of your own "
+            f"(df.write.partitionBy(…), with concurrency=1), at least once"
+        )
+    if name.lower() != "compression" and "." not in name:
+        raise ConfigurationError(
+            f"SparkSink(options={{{name!r}: …}}) is not an option of Spark's parquet and orc writers, and Spark would "
+            f"ignore it: give compression, or a property of the format with its full name, such as parquet.page.size"
         )

@@ -43,9 +43,10 @@ def stream(
     """Run the app's handlers of `DataFrame` (in the driver) and `pyarrow.Table` (in executors) as streaming queries.
 
     `trigger`: as for `DataStreamWriter.trigger`, such as `{"availableNow": True}`, or the time between two batches,
-    such as `"5 seconds"`; by default a batch begins when the one before is done. `checkpoint`: a folder; without one
-    a new temporary folder is used, which is safe, because the offsets are in the store. `max_records`: how many offsets
-    a batch has at most. `options`: more options of Spark's Kafka source.
+    such as `"5 seconds"`; by default a batch begins when the one before is done. `checkpoint`: a folder, on any file
+    system that the session reaches; without a scheme, on Spark's default one. Without `checkpoint` a new temporary
+    folder is used, which is safe, because the offsets are in the store. `max_records`: how many offsets a batch has at
+    most. `options`: more options of Spark's Kafka source.
     """
     if is_connect(spark):
         raise ConfigurationError(

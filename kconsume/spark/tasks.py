@@ -20,15 +20,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from kconsume.backends.postgres_address import Address
-from kconsume.errors import BatchError, Conflict, Fenced, StoreUnavailable, TransactionMisused
+from kconsume.errors import BatchError, ConfigurationError, Conflict, Fenced, StoreUnavailable, TransactionMisused
 from kconsume.failures.dead_letter import DeadLetter
 from kconsume.failures.letters import trace_of
 from kconsume.failures.policy import Policy, Verdict
 from kconsume.records import Partition
-from kconsume.spark.batch import StreamBatch
+from kconsume.spark.batch import RangeBatch, StreamBatch
 from kconsume.spark.calls import Call
-from kconsume.spark.letters import Failed, failed_row, keep_letters, record_of_row, rows_of
+from kconsume.spark.letters import Failed, TableMessages, failed_row, keep_letters, record_of_row, rows_of
 from kconsume.spark.ranges import Decision, OffsetRange
+from kconsume.tables import schema as embedded_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,8 +76,10 @@ class Task:
     epochs: Mapping[Partition, int]
     scopes: Mapping[str, str]
     most_bytes: int
-    number: int | None
     batch_id: int | None
+    in_stream: bool = False
+    """Whether the rows are whole records, as `stream` reads them: a handler then gets them in the columns that it gets
+    embedded."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         status = self._run(batches)
@@ -84,7 +87,7 @@ class Task:
             yield status.row()
 
     def _run(self, batches: Iterator[pa.RecordBatch]) -> Status | None:
-        rows = _Rows(batches)
+        rows = _Rows(batches, embedded_schema() if self.in_stream else None)
         partition = rows.partition
         if partition is None:
             return None
@@ -117,8 +120,9 @@ class _Run:
         self._rows = rows
         self._store = store_at(task.address)
         policy = task.policy
-        # What may have to be handed over a second time has to be kept.
-        self._keeps = policy.retry is not None or policy.dead_letter is not None or policy.verdict(_ANY) != Verdict.STOP
+        # What may have to be handed over a second time has to be kept; a table is all rows at once in any case.
+        retries = policy.retry is not None or policy.dead_letter is not None or policy.verdict(_ANY) != Verdict.STOP
+        self._keeps = retries or task.call.form == "table"
 
     def status(self) -> Status:
         partition = self._range.partition
@@ -136,7 +140,7 @@ class _Run:
             except (Fenced, StoreUnavailable, TransactionMisused):
                 raise
             except Exception as error:  # noqa: BLE001  (whatever a handler raises)
-                pause = self._task.policy.pause(attempt, error, time.monotonic() - began)
+                pause = None if _is_misuse(error) else self._task.policy.pause(attempt, error, time.monotonic() - began)
                 if pause is not None:
                     time.sleep(pause)
                     attempt += 1
@@ -149,9 +153,10 @@ class _Run:
 
     def _apply(self, attempt: int) -> Status:
         with self._transaction() as tx:
-            batch = self._batch(attempt)
+            table = self._rows.kept() if self._keeps else None
+            batch = self._batch(attempt, table)
             count = self._rows.count
-            self._call(self._rows.kept() if self._keeps else None, tx, batch)
+            self._call(table, tx, batch)
             self._rows.drain()
             failed = [
                 failed_row(row, error, group=self._task.group, scopes=self._task.scopes, attempts=attempt)
@@ -163,7 +168,7 @@ class _Run:
     def _given_up(self, error: Exception, attempt: int) -> Status:
         task = self._task
         verdict = task.policy.verdict(error)
-        if verdict is Verdict.STOP:
+        if verdict is Verdict.STOP or _is_misuse(error):
             said = f"{type(error).__module__}.{type(error).__qualname__}: {error}\n{trace_of(error)}"
             return Status(*self._range.partition, "failed", 0, 0, said)
         with self._transaction() as tx:
@@ -191,7 +196,7 @@ class _Run:
             piece = pieces.pop()
             try:
                 with tx.connection.transaction():
-                    batch = self._batch(attempt)
+                    batch = self._batch(attempt, piece)
                     self._call(piece, tx, batch)
             except (Fenced, StoreUnavailable, Conflict, TransactionMisused):
                 raise
@@ -216,12 +221,9 @@ class _Run:
         return failed_row(row, error, group=self._task.group, scopes=self._task.scopes, attempts=attempt)
 
     def _call(self, table: pa.Table | None, tx: PostgresTx, batch: StreamBatch) -> None:
-        import pyarrow as pa
-
         call = self._task.call
         if call.form == "table":
-            whole = table if table is not None else pa.Table.from_batches(self._rows.batches(), self._rows.schema)
-            call(whole, tx.connection, batch)
+            call(table, tx.connection, batch)
             return
         batches = self._rows.batches() if table is None else iter(table.to_batches())
         if call.form == "batches":
@@ -231,13 +233,15 @@ class _Run:
             records = (record_of_row(row, scope, batch.attempt) for each in batches for row in each.to_pylist())
             call(records, tx.connection, batch)
 
-    def _batch(self, attempt: int) -> StreamBatch:
+    def _batch(self, attempt: int, table: pa.Table | None) -> RangeBatch:
+        """An iterator is not read ahead for it, whether or not its rows are kept."""
         task = self._task
-        return StreamBatch(
+        return RangeBatch(
             task.group,
             (self._range,),
+            messages=TableMessages(table) if table is not None and task.call.form == "table" else None,
+            scope=task.scopes[self._range.partition.topic],
             attempt=attempt,
-            number=task.number,
             batch_id=task.batch_id,
             rejects=task.policy.dead_letter is not None,
         )
@@ -248,6 +252,11 @@ class _Run:
 
 
 _ANY = RuntimeError()
+
+
+def _is_misuse(error: Exception) -> bool:
+    """Of what the handler was given: no record is to blame, and it is raised again at each attempt."""
+    return isinstance(error, ConfigurationError)
 
 
 @contextmanager
@@ -265,8 +274,10 @@ def _transaction(store: PostgresStore, group: str, partition: Partition, epoch: 
 class _Rows:
     """The record batches of a task: those of one partition, in its range, or it is an error."""
 
-    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+    def __init__(self, batches: Iterator[pa.RecordBatch], schema: pa.Schema | None = None) -> None:
+        """`schema`: in which they are handed over; None for as they came."""
         self._source = iter(batches)
+        self._schema = schema
         self._first = next((batch for batch in self._source if batch.num_rows), None)
         self._kept: pa.Table | None = None
         self._left = False
@@ -280,7 +291,7 @@ class _Rows:
     @property
     def schema(self) -> pa.Schema:
         assert self._first is not None
-        return self._first.schema
+        return self._schema or self._first.schema
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Once; what a handler leaves of it is looked at by `drain`."""
@@ -321,7 +332,7 @@ class _Rows:
                 f"for_each_partition the frame as it came from Kafka, without repartition, coalesce, union or join"
             )
             raise self._broken
-        return batch
+        return batch if self._schema is None else batch.cast(self._schema)
 
     def _is_of(self, batch: pa.RecordBatch, wanted: OffsetRange) -> bool:
         import pyarrow.compute

@@ -103,7 +103,7 @@ class BatchWork:
         if self._job.task is not None:
             from kconsume.spark.in_executors import InExecutors
 
-            InExecutors(self._job, self.positions, control).run(frame, plan, ranges, number, batch_id)
+            InExecutors(self._job, self.positions, control).run(frame, plan, ranges, batch_id)
         else:
             InDriver(self._job, self.positions, control, self._gauge).run(frame, ranges, number, batch_id)
 

@@ -43,7 +43,7 @@ class Fed:
 
     outcome: FedOutcome
     """`"handled"`; `"skipped"`, if it failed and `on_error="skip"`; `"dead_lettered"`, if it failed and has a
-    `DeadLetter`; `"failed"`, if it failed and would stop the app."""
+    `DeadLetter`; `"failed"`, if it failed and would stop the app, or hold its partition."""
     error: BaseException | None = None
     """What the handler raised, or a `DecodeError`; of a batch, what its first bad record did."""
     sent: list[Outgoing] = dataclasses.field(default_factory=list)

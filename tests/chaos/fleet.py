@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -37,6 +38,8 @@ class Job:
     offsets: str
     folder: Path
     flags: tuple[str, ...] = ()
+    source: Path = REPOSITORY
+    """Where the workers' kconsume is."""
 
 
 class Work(Protocol):
@@ -66,8 +69,9 @@ class Worker:
         told = {"brokers": job.brokers, "topic": job.topic, "group": job.group, "offsets": job.offsets}
         told |= {"name": name, "board": str(board), "out": str(job.folder / "seen.txt")}
         command = [sys.executable, "-m", "tests.chaos.worker", *(f"--{key}={value}" for key, value in told.items())]
+        here = {**os.environ, "PYTHONPATH": str(job.source)}
         with self._log.open("wb") as log:
-            self.process = subprocess.Popen([*command, *job.flags], stdout=log, stderr=log, cwd=REPOSITORY)
+            self.process = subprocess.Popen([*command, *job.flags], stdout=log, stderr=log, cwd=job.source, env=here)
 
     @property
     def phase(self) -> Phase:
@@ -110,8 +114,9 @@ class Fleet:
         self._all: list[Worker] = []
         self.members: list[Worker] = []
 
-    def grow(self) -> Worker:
-        worker = Worker(self._job, f"worker-{len(self._all) + 1}")
+    def grow(self, source: Path | None = None) -> Worker:
+        """Another worker; of another version, if `source` says where that is."""
+        worker = Worker(replace(self._job, source=source or self._job.source), f"worker-{len(self._all) + 1}")
         self._all.append(worker)
         self.members.append(worker)
         return worker

@@ -18,8 +18,8 @@ import psycopg
 from confluent_kafka import Producer
 
 from kconsume import Outgoing, Partition
-from kconsume.backends import postgres, postgres_letters, postgres_sql, redis_script, sqlite
-from kconsume.backends.abc import TransactionalStore, Tx
+from kconsume.backends import claiming, postgres, postgres_letters, postgres_sql, redis_script, sqlite
+from kconsume.backends.abc import Refused, TransactionalStore, Tx
 from kconsume.backends.postgres_tx import PostgresTx
 from kconsume.backends.redis import RedisStore
 from kconsume.errors import StoreUnavailable
@@ -130,6 +130,30 @@ def part_letters_from_their_offsets(board: Board, brokers: str, database: str) -
                 own.execute(*statement)
 
     Mail.keep, Mail.left = without_letters, then_write  # type: ignore[method-assign]
+
+
+def accept_every_claim() -> None:
+    """The claims of all but Redis are not ordered."""
+    claiming.accepts = lambda *_: True
+
+
+def hold_the_first_claim(gate: Path) -> None:
+    """On PostgreSQL: it has its partitions and its generation, and waits before it asks the server."""
+    claim = postgres.PostgresStore.claim
+    waits = [True]
+
+    def held(self: postgres.PostgresStore, *asked: Any) -> claiming.Answers:
+        if not waits:
+            return claim(self, *asked)
+        waits.clear()
+        _log.warning("claim at the gate")
+        while not gate.exists():
+            time.sleep(0.01)
+        answers = claim(self, *asked)
+        _log.warning("claim through the gate refused=%d", sum(isinstance(each, Refused) for each in answers.values()))
+        return answers
+
+    postgres.PostgresStore.claim = held  # type: ignore[method-assign, assignment]
 
 
 def notice_slowly() -> None:

@@ -61,6 +61,8 @@ def main() -> None:
     board = Board(Path(asked.board))
     _sabotage(asked, board)
     kafka = {"group.protocol": "consumer"} if asked.kip_848 else QUICK
+    if asked.eager:
+        kafka = {**QUICK, "partition.assignment.strategy": "range"}
     app = App(asked.brokers, group=asked.group, offsets=asked.offsets, kafka=kafka, shutdown=asked.shutdown)
     dead_letter = _dead_letter(asked)
     if asked.to is not None:
@@ -87,7 +89,10 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--to", help="each record is sent on to this topic, by the outbox")
     parser.add_argument("--delays", help="some pass later: seconds, as in 0.2,0.5", type=_numbers)
     parser.add_argument("--die-once", help="the first whose outbox has sent something dies; the file that says so")
+    parser.add_argument("--gate", help="the first claim waits until this file is there")
     for flag in ("hot-row", "slow-to-notice", "no-fence", "retry-unknown", "kip-848", "no-intake", "delete-first"):
+        parser.add_argument(f"--{flag}", action="store_true")
+    for flag in ("eager", "no-order"):
         parser.add_argument(f"--{flag}", action="store_true")
     for flag in ("effects-apart", "letters-apart"):
         parser.add_argument(f"--{flag}", action="store_true", help="they are not a part of the offset's transaction")
@@ -119,6 +124,10 @@ def _sabotage(asked: argparse.Namespace, board: Board) -> None:
         sabotage.watch_the_relay(board)
     if asked.letters_apart:
         sabotage.part_letters_from_their_offsets(board, asked.brokers, asked.offsets)
+    if asked.no_order:
+        sabotage.accept_every_claim()
+    if asked.gate is not None:
+        sabotage.hold_the_first_claim(Path(asked.gate))
     if asked.slow_to_notice:
         sabotage.notice_slowly()
     if asked.retry_unknown:

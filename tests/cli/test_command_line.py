@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.conftest import APP, ROOT, Shop
 
-COMMANDS = ["demo", "new", "run", "check", "send", "try", "failed", "dlq", "schema", "plan", "broker"]
+COMMANDS = ["demo", "new", "run", "check", "send", "try", "failed", "dlq", "outbox", "schema", "plan", "broker"]
 
 
 def test_the_help_lists_the_commands_in_the_order_a_person_meets_them(shop: Shop) -> None:

@@ -17,6 +17,7 @@ from confluent_kafka import Producer
 
 from kconsume.backends import PostgresStore, SqliteStore, TransactionalStore
 from kconsume.backends.abc import LetterTx, Position
+from kconsume.backends.claiming import granted
 from kconsume.cluster import Cluster
 from kconsume.failures.letters import Letter
 from kconsume.records import Partition
@@ -70,7 +71,9 @@ def post(*letters: Letter, topic: str = "orders.dlq", partition: int = 0) -> Non
 
 
 def keep(store: TransactionalStore, letters: Sequence[Letter], table: str = "failed_orders") -> None:
-    epoch = store.claim("shop", [ORDERS], "me", lambda missing: dict.fromkeys(missing, Position(0)))[ORDERS].epoch
+    epoch = granted(store.claim("shop", [ORDERS], "me", lambda missing: dict.fromkeys(missing, Position(0))))[
+        ORDERS
+    ].epoch
     with store.transaction("shop", ORDERS, epoch) as tx:
         assert isinstance(tx, LetterTx)
         tx.keep(table, letters)

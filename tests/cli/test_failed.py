@@ -13,6 +13,7 @@ import redis
 from confluent_kafka import TIMESTAMP_CREATE_TIME, Message, Producer
 
 from kconsume.backends import Position, RedisStore
+from kconsume.backends.claiming import granted
 from kconsume.backends.redis_server import Facts
 from kconsume.cli.findings_redis import of_server
 from kconsume.errors import Undecided
@@ -105,7 +106,9 @@ def headers_of(letter: Message) -> dict[str, str]:
 
 
 def break_at_1(store: RedisStore) -> None:
-    epoch = store.claim("shop", [ORDERS], "me", lambda missing: dict.fromkeys(missing, Position(0)))[ORDERS].epoch
+    epoch = granted(store.claim("shop", [ORDERS], "me", lambda missing: dict.fromkeys(missing, Position(0))))[
+        ORDERS
+    ].epoch
     with pytest.raises(Undecided), store.transaction("shop", ORDERS, epoch) as tx:  # noqa: PT012
         for offset, order in enumerate([b"cup", b"mug", b"pot"]):
             tx.connection.next_record(offset)
@@ -214,7 +217,7 @@ class TestRanges:
 
 def break_batch(store: RedisStore, partition: Partition, start: int, end: int) -> None:
     """The records from `start` up to `end`, handled as one and failed as one."""
-    claimed = store.claim("shop", [partition], "me", lambda missing: dict.fromkeys(missing, Position(start)))
+    claimed = granted(store.claim("shop", [partition], "me", lambda missing: dict.fromkeys(missing, Position(start))))
     with pytest.raises(Undecided), store.transaction("shop", partition, claimed[partition].epoch) as tx:  # noqa: PT012
         tx.connection.rpush("batch", 1)
         tx.connection.sadd("batch", 1)

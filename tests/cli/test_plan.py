@@ -11,8 +11,11 @@ from contextlib import ExitStack, closing
 import pytest
 from confluent_kafka import Consumer
 
+from kconsume import App, DeadLetter
 from kconsume.cluster import Cluster, Group
+from kconsume.failures.letters import redrive_topic
 from kconsume.rebalance import ASSIGNORS
+from kconsume.runtime import split_source
 from kconsume.testing.services import KafkaService
 from tests.cli.conftest import Shop
 from tests.fix_kafka import MakeTopic
@@ -254,3 +257,54 @@ def test_a_group_of_kip_848_is_read_too(shop: Shop, kafka: KafkaService, topic: 
         plans = answered(shop, *live.where, "--join", "2")
     assert list(plans) == ["sticky"]  # what the broker calls uniform
     assert (plans["sticky"]["moves"], plans["sticky"]["skew_then"]) == (4, 0.0)
+
+
+@pytest.mark.parametrize("split", [True, False], ids=["two members", "one member"])
+def test_partitions_of_side_topics_are_counted_apart(
+    shop: Shop, kafka: KafkaService, topic: MakeTopic, group: str, split: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that reads a re-drive topic is two members; one of an earlier version is one, with both topics."""
+    if not split:
+        monkeypatch.setattr(split_source, "balances_the_total", lambda settings: False)
+    source = topic(partitions=4)
+    back = topic(partitions=4, name=redrive_topic(source, group))
+    apps = [App(kafka.bootstrap, group=group, kafka={"client.id": f"pod-{n}"}) for n in range(2)]
+    for app in apps:
+        app.consume(source, on_error=DeadLetter(f"{source}.dlq"))(handled)
+    cluster = Cluster(kafka.bootstrap)
+
+    def settled(members: int) -> bool:
+        seen = cluster.group(group)
+        return (
+            seen is not None
+            and seen.state == "stable"
+            and len(seen.members) == members
+            and all(member.owned for member in seen.members)
+            and sum(len(member.owned) for member in seen.members) == 8
+        )
+
+    where = ("--brokers", kafka.bootstrap, "--group", group)
+    with apps[0].running():
+        eventually(lambda: settled(1 + split), what="the first has all")
+        with apps[1].running():
+            eventually(lambda: settled(2 + 2 * split), what="the second has its share")
+            (own,) = answered(shop, *where, "--join", "1", "--leave", "pod-0").values()
+            (more,) = answered(shop, *where, "--join", "2").values()
+            shown = plan(shop, *where).stdout
+    assert (own["partitions"], own["side_partitions"]) == (4, 4)
+    assert own["skew_now"] == (0.0 if split else 1.0), "the load, without what is empty"
+    counts = [len(member["now"]) for member in own["members"] if member["now"] is not None]
+    assert sorted(counts) == ([2, 2] if split else [0, 4])
+    assert {p for m in own["side_members"] for p in m["now"] or ()} == {f"{back}/{n}" for n in range(4)}
+    assert "retry and re-drive topics (no load, not in the skew)" in shown
+    if split:
+        gone = [m["member"] for m in (*own["members"], *own["side_members"]) if m["then"] is None]
+        assert len(gone) == 2, "both members of the process leave"
+        assert [m["member"] for m in (*own["members"], *own["side_members"]) if m["now"] is None] == [
+            "~new-1",
+            "~new-1-side",
+        ]
+        assert (more["skew_then"], more["moves"], more["side_moves"]) == (0.0, 2, 2)
+
+
+def handled(value: bytes) -> None: ...

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from kconsume.backends.outbox_table import NOBODYS, Posted
+from kconsume.backends.outbox_table import NO_TARGETS, NOBODYS, Posted, Targets
 from kconsume.errors import Fenced, StoreUnavailable
 from kconsume.output import Outgoing
 from kconsume.records import Partition
 from kconsume.testing.conformance import OutboxSuite as B
 from kconsume.testing.conformance import Subject
 from tests.contract.broken_stores import Broken, Promise
-from tests.contract.queue_outbox import QueueOutbox, QueueOutboxTx, outbox_subject
+from tests.contract.queue_outbox import QueueOutbox, QueueOutboxTx, chosen, outbox_subject
 
 
 class OutboxControl(NamedTuple):
@@ -109,8 +109,35 @@ class LatestFirst(QueueOutbox):
 
 @fails(B.test_rows_are_read_in_the_order_in_which_they_were_written_and_no_more_than_asked_for)
 class AllAtOnce(QueueOutbox):
-    def posted(self, group: str, epochs: Mapping[Partition, int], most: int) -> dict[Partition, list[Posted]]:
-        return super().posted(group, epochs, 1_000_000)
+    def posted(
+        self, group: str, epochs: Mapping[Partition, int], most: int, targets: Mapping[Partition, Targets] = NO_TARGETS
+    ) -> dict[Partition, list[Posted]]:
+        return super().posted(group, epochs, 1_000_000, targets)
+
+
+@fails(B.test_rows_to_some_topics_or_to_all_others_are_read_apart)
+class ReadsAllTopics(QueueOutbox):
+    def posted(
+        self, group: str, epochs: Mapping[Partition, int], most: int, targets: Mapping[Partition, Targets] = NO_TARGETS
+    ) -> dict[Partition, list[Posted]]:
+        return super().posted(group, epochs, most)
+
+
+@fails(B.test_rows_to_some_topics_or_to_all_others_are_read_apart)
+class CountsBeforeItChooses(QueueOutbox):
+    """Rows that are held would keep those behind them from being seen."""
+
+    def posted(
+        self, group: str, epochs: Mapping[Partition, int], most: int, targets: Mapping[Partition, Targets] = NO_TARGETS
+    ) -> dict[Partition, list[Posted]]:
+        found = super().posted(group, epochs, most)
+        return {p: chosen(rows, targets.get(p)) for p, rows in found.items()}
+
+
+@fails(B.test_rows_to_some_topics_or_to_all_others_are_read_apart)
+class StraysToAllTopics(QueueOutbox):
+    def strays(self, owner: str, most: int, targets: Targets | None = None) -> list[Posted]:
+        return super().strays(owner, most)
 
 
 @fails(B.test_rows_are_those_of_their_partition_and_group)
@@ -118,8 +145,10 @@ class OneGroup(QueueOutbox):
     def leave(self, group: str, partition: Partition, outgoing: Sequence[Outgoing]) -> None:
         super().leave(group and "any", partition, outgoing)
 
-    def posted(self, group: str, epochs: Mapping[Partition, int], most: int) -> dict[Partition, list[Posted]]:
-        return {p: rows for p in epochs if (rows := self.rows.get(("any", p), [])[:most])}
+    def posted(
+        self, group: str, epochs: Mapping[Partition, int], most: int, targets: Mapping[Partition, Targets] = NO_TARGETS
+    ) -> dict[Partition, list[Posted]]:
+        return {p: rows for p in epochs if (rows := chosen(self.rows.get(("any", p), []), targets.get(p))[:most])}
 
 
 @fails(B.test_nothing_asked_for_is_nothing_read_and_nothing_deleted)
@@ -146,8 +175,10 @@ class AnyEpoch(QueueOutbox):
 class AllOrNone(QueueOutbox):
     """One partition that is not ours, and nothing is read of the others either."""
 
-    def posted(self, group: str, epochs: Mapping[Partition, int], most: int) -> dict[Partition, list[Posted]]:
-        found = super().posted(group, epochs, most)
+    def posted(
+        self, group: str, epochs: Mapping[Partition, int], most: int, targets: Mapping[Partition, Targets] = NO_TARGETS
+    ) -> dict[Partition, list[Posted]]:
+        found = super().posted(group, epochs, most, targets)
         return found if len(found) == len(epochs) else {}
 
 
@@ -180,9 +211,11 @@ class OwnersDelete(QueueOutbox):
 
     reader = 0
 
-    def posted(self, group: str, epochs: Mapping[Partition, int], most: int) -> dict[Partition, list[Posted]]:
+    def posted(
+        self, group: str, epochs: Mapping[Partition, int], most: int, targets: Mapping[Partition, Targets] = NO_TARGETS
+    ) -> dict[Partition, list[Posted]]:
         self.reader = max(epochs.values(), default=0)
-        return super().posted(group, epochs, most)
+        return super().posted(group, epochs, most, targets)
 
     def delivered(self, group: str, numbers: Mapping[Partition, Sequence[int]]) -> None:
         if all(self._rows[group, partition].epoch == self.reader for partition in numbers):
@@ -230,16 +263,16 @@ class OwnAtOnce(QueueOutbox):
 
 @fails(B.test_what_is_nobody_s_has_one_sender_at_a_time)
 class Everybody(QueueOutbox):
-    def strays(self, owner: str, most: int) -> list[Posted]:
-        return self.rows.get(("", NOBODYS), [])[:most]
+    def strays(self, owner: str, most: int, targets: Targets | None = None) -> list[Posted]:
+        return chosen(self.rows.get(("", NOBODYS), []), targets)[:most]
 
 
 @fails(B.test_what_is_nobody_s_has_one_sender_at_a_time)
 class OncePerLease(QueueOutbox):
     """Who has it does not get it again."""
 
-    def strays(self, owner: str, most: int) -> list[Posted]:
-        return [] if self.sender is not None else super().strays(owner, most)
+    def strays(self, owner: str, most: int, targets: Targets | None = None) -> list[Posted]:
+        return [] if self.sender is not None else super().strays(owner, most, targets)
 
 
 @fails(B.test_what_is_nobody_s_is_gone_when_it_was_delivered)
@@ -250,8 +283,8 @@ class KeepsStrays(QueueOutbox):
 
 @fails(B.test_what_is_nobody_s_and_what_is_a_partition_s_are_apart)
 class StraysOfAll(QueueOutbox):
-    def strays(self, owner: str, most: int) -> list[Posted]:
-        super().strays(owner, most)
+    def strays(self, owner: str, most: int, targets: Targets | None = None) -> list[Posted]:
+        super().strays(owner, most, targets)
         return [row for rows in self.rows.values() for row in rows][:most]
 
 

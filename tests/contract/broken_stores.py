@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import ClassVar, NamedTuple, TypeVar
 
 from kconsume.backends import MemoryStore, Position
-from kconsume.backends.abc import Positions, Start
+from kconsume.backends.abc import ALWAYS, ClaimTerms, Positions, Refused, Start
+from kconsume.backends.claiming import Answers, granted
 from kconsume.errors import Fenced, StoreUnavailable
 from kconsume.records import Partition
 from kconsume.testing.conformance import FencedSuite as F
@@ -270,7 +271,9 @@ class Renamed(MemoryStore):
         name = self.name(group)
         super().save(name, {self.topic(p): row for p, row in positions.items()})
 
-    def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> Rows:
+    def claim(
+        self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
+    ) -> Answers:
         name = self.name(group)
         back = {self.topic(p): p for p in partitions}
 
@@ -278,7 +281,7 @@ class Renamed(MemoryStore):
             starts = start([back[p] for p in missing])
             return {p: starts[back[p]] for p in missing}
 
-        return {back[p]: row for p, row in super().claim(name, list(back), owner, renamed).items()}
+        return {back[p]: row for p, row in super().claim(name, list(back), owner, renamed, terms).items()}
 
     def delete(self, group: str, partitions: Iterable[Partition] | None = None) -> None:
         name = self.name(group)
@@ -304,10 +307,11 @@ class NoTopicIds(MemoryStore):
     def save(self, group: str, positions: Positions) -> None:
         super().save(group, {p: replace(row, topic_id=None) for p, row in positions.items()})
 
-    def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> Rows:
-        return super().claim(
-            group, partitions, owner, lambda ps: {p: replace(row, topic_id=None) for p, row in start(ps).items()}
-        )
+    def claim(
+        self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
+    ) -> Answers:
+        without = lambda ps: {p: replace(row, topic_id=None) for p, row in start(ps).items()}  # noqa: E731
+        return super().claim(group, partitions, owner, without, terms)
 
 
 @fails(L.test_an_unknown_topic_id_never_overwrites_a_known_one)
@@ -326,10 +330,11 @@ class NoLeaderEpochs(MemoryStore):
     def save(self, group: str, positions: Positions) -> None:
         super().save(group, {p: replace(row, leader_epoch=None) for p, row in positions.items()})
 
-    def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> Rows:
-        return super().claim(
-            group, partitions, owner, lambda ps: {p: replace(row, leader_epoch=None) for p, row in start(ps).items()}
-        )
+    def claim(
+        self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
+    ) -> Answers:
+        without = lambda ps: {p: replace(row, leader_epoch=None) for p, row in start(ps).items()}  # noqa: E731
+        return super().claim(group, partitions, owner, without, terms)
 
 
 @fails(L.test_the_leader_epoch_of_another_offset_does_not_survive_a_reset)
@@ -339,6 +344,15 @@ class KeepsTheLeaderEpoch(MemoryStore):
         super().reset(group, offsets)
         for p, row in before.items():
             self._rows[group, p] = replace(self._rows[group, p], leader_epoch=row.leader_epoch)
+
+
+@fails(L.test_a_reset_forgets_the_topic_s_id)
+class KeepsTheTopicId(MemoryStore):
+    def reset(self, group: str, offsets: Mapping[Partition, int]) -> None:
+        before = self.load(group, offsets)
+        super().reset(group, offsets)
+        for p, row in before.items():
+            self._rows[group, p] = replace(self._rows[group, p], topic_id=row.topic_id)
 
 
 @fails(
@@ -412,7 +426,9 @@ class Cached(QueueStore):
     F.test_after_a_reclaim_the_old_epoch_saves_nothing_and_the_new_one_does,
 )
 class NoEpochs(MemoryStore):
-    def _claim(self, group: str, partition: Partition, owner: str, pinned: Positions) -> Position:
+    def _claim(
+        self, group: str, partition: Partition, owner: str, pinned: Positions, terms: ClaimTerms | None = None
+    ) -> Position:
         row = self._rows.get((group, partition)) or replace(pinned[partition], epoch=1)
         self._rows[group, partition] = row
         return row
@@ -424,30 +440,36 @@ class NoEpochs(MemoryStore):
     F.test_nothing_to_claim_is_nothing_claimed,
 )
 class AsksForAll(MemoryStore):
-    def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> Rows:
+    def claim(
+        self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
+    ) -> Answers:
         start(partitions)
-        return super().claim(group, partitions, owner, start)
+        return super().claim(group, partitions, owner, start, terms)
 
 
 @fails(F.test_a_claim_for_which_no_start_is_found_claims_nothing)
 class ClaimsFirst(MemoryStore):
-    def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> Rows:
+    def claim(
+        self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
+    ) -> Answers:
         there = [p for p in partitions if p in self.load(group, partitions)]
-        super().claim(group, there, owner, start)
-        return super().claim(group, partitions, owner, start)
+        super().claim(group, there, owner, start, terms)
+        return super().claim(group, partitions, owner, start, terms)
 
 
 @fails(F.test_a_row_that_goes_while_start_is_asked_ends_in_no_error_but_ours)
 class Trusting(MemoryStore):
     """Believes that what was there is there."""
 
-    def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> Rows:
+    def claim(
+        self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
+    ) -> Answers:
         known = self.load(group, partitions)
         missing = [p for p in partitions if p not in known]
         pinned = start(missing) if missing else {}
         if any((group, p) not in self._rows for p in known):
             raise Broken("the row has gone")
-        return super().claim(group, partitions, owner, lambda ps: {p: pinned[p] for p in ps})
+        return super().claim(group, partitions, owner, lambda ps: {p: pinned[p] for p in ps}, terms)
 
 
 @fails(
@@ -455,11 +477,13 @@ class Trusting(MemoryStore):
     T.test_a_claim_of_one_partition_leaves_the_transaction_on_another_alone,
 )
 class FencesTheGroup(QueueStore):
-    def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> Rows:
+    def claim(
+        self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
+    ) -> Answers:
         with self._lock:
             for key in [k for k in self._rows if k[0] == group and k[1] not in partitions]:
                 self._rows[key] = replace(self._rows[key], epoch=self._rows[key].epoch + 1)
-        return super().claim(group, partitions, owner, start)
+        return super().claim(group, partitions, owner, start, terms)
 
 
 @fails(F.test_an_epoch_that_was_never_given_out_is_refused)
@@ -503,7 +527,7 @@ class ReclaimsAnyhow(MemoryStore):
         while time.monotonic() < waited_until and self.load(group, epochs).keys() == epochs.keys():
             if all(self.load(group, [p])[p].epoch != epoch for p, epoch in epochs.items()):
                 break
-        return self.claim(group, list(epochs), owner, lambda ps: dict.fromkeys(ps, Position(0)))
+        return granted(self.claim(group, list(epochs), owner, lambda ps: dict.fromkeys(ps, Position(0))))
 
 
 @fails(F.test_a_reset_is_a_new_epoch_so_that_whoever_runs_is_fenced)
@@ -513,6 +537,74 @@ class ResetsUnderTheOwner(MemoryStore):
         super().reset(group, offsets)
         for p, row in before.items():
             self._rows[group, p] = replace(self._rows[group, p], epoch=row.epoch)
+
+
+@fails(F.test_what_comes_after_a_reset_is_told_from_what_came_before)
+class ResetsWithoutATrace(MemoryStore):
+    """As every store did when the row had no place for it."""
+
+    def reset(self, group: str, offsets: Mapping[Partition, int]) -> None:
+        before = self.load(group, offsets)
+        super().reset(group, offsets)
+        for p in offsets:
+            was = before[p].reset_epoch if p in before else 0
+            self._rows[group, p] = replace(self._rows[group, p], reset_epoch=was)
+
+
+@fails(F.test_what_comes_after_a_reset_is_told_from_what_came_before)
+class TakesClaimsForResets(MemoryStore):
+    def claim(
+        self,
+        group: str,
+        partitions: Sequence[Partition],
+        owner: str,
+        start: Start,
+        terms: ClaimTerms | None = None,
+    ) -> Answers:
+        for p, row in granted(super().claim(group, partitions, owner, start, terms)).items():
+            self._rows[group, p] = replace(row, reset_epoch=row.epoch)
+        return {**self.load(group, partitions)}
+
+
+@fails(F.test_what_comes_after_a_reset_is_told_from_what_came_before)
+class ForgetsResetsWithTheRow(MemoryStore):
+    def claim(
+        self,
+        group: str,
+        partitions: Sequence[Partition],
+        owner: str,
+        start: Start,
+        terms: ClaimTerms | None = None,
+    ) -> Answers:
+        new = [p for p in partitions if p not in self.load(group, partitions)]
+        super().claim(group, partitions, owner, start, terms)
+        for p in new:
+            self._rows[group, p] = replace(self._rows[group, p], reset_epoch=0)
+        return {**self.load(group, partitions)}
+
+
+@fails(F.test_its_name_is_one_for_every_object_on_the_place)
+class NamesItselfAnew(MemoryStore):
+    def identity(self) -> str:
+        return f"{time.perf_counter_ns()}"
+
+
+@fails(F.test_a_row_that_was_deleted_is_told_from_one_that_was_lost)
+@fails_in("the group", F.test_to_delete_what_is_not_there_is_known_until_it_is_made)
+@fails_in("partitions", F.test_to_delete_what_is_not_there_is_known_until_it_is_made)
+class DeletesWithoutATrace(MemoryStore):
+    def deleted(self, group: str, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        return {}
+
+
+@fails(F.test_a_row_that_was_deleted_is_told_from_one_that_was_lost)
+@fails_in("the group", F.test_to_delete_what_is_not_there_is_known_until_it_is_made)
+@fails_in("partitions", F.test_to_delete_what_is_not_there_is_known_until_it_is_made)
+class StaysDeleted(MemoryStore):
+    """What is lost later looks as if it had been deleted."""
+
+    def deleted(self, group: str, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        return dict.fromkeys(super().deleted(group, partitions), ALWAYS)
 
 
 @fails(F.test_a_reset_of_what_is_not_there_is_a_row_that_a_claim_takes_up)
@@ -541,7 +633,9 @@ class ReadsFirstWritesLater(MemoryStore):
         super().__init__()
         self.met = threading.Barrier(16, timeout=20)
 
-    def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> Rows:
+    def claim(
+        self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
+    ) -> Answers:
         rows = {**start(partitions), **self.load(group, partitions)}
         self.met.wait()
         for p, row in rows.items():
@@ -551,10 +645,12 @@ class ReadsFirstWritesLater(MemoryStore):
 
 @fails(F.test_a_claim_of_several_partitions_is_one_step)
 class ClaimsOneByOne(MemoryStore):
-    def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> Rows:
-        rows: Rows = {}
+    def claim(
+        self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
+    ) -> Answers:
+        rows: Answers = {}
         for p in partitions:
-            rows |= super().claim(group, [p], owner, start)
+            rows |= super().claim(group, [p], owner, start, terms)
             time.sleep(0.001)  # the round trip
         return rows
 
@@ -563,10 +659,12 @@ class ClaimsOneByOne(MemoryStore):
 class RoundTrips(MemoryStore):
     """One for each partition, on a place that cannot count them."""
 
-    def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> Rows:
+    def claim(
+        self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
+    ) -> Answers:
         for _ in partitions:
             time.sleep(0.002)  # each by itself: on a busy machine, all of them take longer
-        return super().claim(group, partitions, owner, start)
+        return super().claim(group, partitions, owner, start, terms)
 
 
 class Counted(MemoryStore):
@@ -574,22 +672,126 @@ class Counted(MemoryStore):
 
     asked = 0
 
-    def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> Rows:
+    def claim(
+        self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
+    ) -> Answers:
         self.asked += 2
-        return super().claim(group, partitions, owner, start)
+        return super().claim(group, partitions, owner, start, terms)
 
 
 @fails(F.test_1000_partitions_are_claimed_in_one_go)
 class CountedRoundTrips(Counted):
-    def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> Rows:
+    def claim(
+        self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
+    ) -> Answers:
         self.asked += len(partitions)
-        return super().claim(group, partitions, owner, start)
+        return super().claim(group, partitions, owner, start, terms)
 
 
 @fails(F.test_1000_partitions_are_claimed_in_one_go)
 class PinnedOneByOne(Counted):
     """Only rows that are to be made take one each."""
 
-    def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> Rows:
+    def claim(
+        self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
+    ) -> Answers:
         self.asked += len(partitions) - len(self.load(group, partitions))
-        return super().claim(group, partitions, owner, start)
+        return super().claim(group, partitions, owner, start, terms)
+
+
+# The order of claims
+
+
+@fails(
+    F.test_a_claim_of_an_earlier_generation_is_refused_and_changes_nothing,
+    F.test_generations_are_compared_as_numbers,
+    F.test_of_one_generation_only_the_owner_claims_again,
+    F.test_after_a_reset_the_owner_claims_again_and_who_comes_late_does_not,
+    F.test_a_claim_without_terms_is_granted_and_leaves_the_generation_as_it_is,
+    F.test_each_partition_of_a_claim_has_its_own_answer,
+    F.test_a_claim_that_names_epochs_is_refused_where_another_has_claimed_since,
+    F.test_a_claim_that_names_epochs_makes_no_row,
+    F.test_of_16_claims_at_once_the_latest_generation_has_the_partitions_in_the_end,
+)
+class GrantsAll(MemoryStore):
+    """The order is off: whoever claims, has it."""
+
+    def _accepts(self, row: Position | None, partition: Partition, owner: str, terms: ClaimTerms | None) -> bool:
+        return True
+
+
+@fails(
+    F.test_a_claim_of_a_later_generation_is_granted_and_its_generation_is_kept,
+    F.test_a_claim_of_an_earlier_generation_is_refused_and_changes_nothing,
+    F.test_a_claim_that_names_epochs_depends_on_these_alone,
+)
+class ForgetsGenerations(MemoryStore):
+    def _claim(
+        self, group: str, partition: Partition, owner: str, pinned: Positions, terms: ClaimTerms | None = None
+    ) -> Position:
+        return super()._claim(group, partition, owner, pinned)
+
+
+@fails(F.test_generations_are_compared_as_numbers)
+class ComparesText(MemoryStore):
+    def _accepts(self, row: Position | None, partition: Partition, owner: str, terms: ClaimTerms | None) -> bool:
+        if row is not None and row.generation is not None and terms is not None and row.owner != owner:
+            return str(row.generation) <= str(terms.generation)
+        return super()._accepts(row, partition, owner, terms)
+
+
+@fails(F.test_of_one_generation_only_the_owner_claims_again)
+class AsksForNoOwner(MemoryStore):
+    def _accepts(self, row: Position | None, partition: Partition, owner: str, terms: ClaimTerms | None) -> bool:
+        return super()._accepts(None if row is None else replace(row, owner=owner), partition, owner, terms)
+
+
+@fails(F.test_after_a_reset_the_owner_claims_again_and_who_comes_late_does_not)
+class LastOwner(MemoryStore):
+    """A reset takes the owner away, and this one asks for him all the same."""
+
+    def _accepts(self, row: Position | None, partition: Partition, owner: str, terms: ClaimTerms | None) -> bool:
+        nobody = row is not None and row.owner is None
+        return super()._accepts(replace(row, owner="nobody") if row and nobody else row, partition, owner, terms)
+
+
+@fails(F.test_a_row_without_a_generation_is_granted_to_any)
+class RefusesOldRows(MemoryStore):
+    def _accepts(self, row: Position | None, partition: Partition, owner: str, terms: ClaimTerms | None) -> bool:
+        old = terms is not None and row is not None and row.generation is None
+        return not old and super()._accepts(row, partition, owner, terms)
+
+
+@fails(F.test_a_claim_without_terms_is_granted_and_leaves_the_generation_as_it_is)
+class ErasesGenerations(MemoryStore):
+    def _claim(
+        self, group: str, partition: Partition, owner: str, pinned: Positions, terms: ClaimTerms | None = None
+    ) -> Position:
+        claimed = super()._claim(group, partition, owner, pinned, terms)
+        self._rows[group, partition] = replace(claimed, generation=None if terms is None else terms.generation)
+        return self._rows[group, partition]
+
+
+@fails(F.test_each_partition_of_a_claim_has_its_own_answer)
+class OneForAllOfThem(MemoryStore):
+    """One partition that is refused condemns the others."""
+
+    def claim(
+        self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
+    ) -> Answers:
+        answers = super().claim(group, partitions, owner, start, terms)
+        refused = [answer for answer in answers.values() if isinstance(answer, Refused)]
+        return dict.fromkeys(answers, refused[0]) if refused else answers
+
+
+@fails(F.test_a_claim_that_names_epochs_depends_on_these_alone)
+class AsksForBoth(MemoryStore):
+    def _accepts(self, row: Position | None, partition: Partition, owner: str, terms: ClaimTerms | None) -> bool:
+        earlier = terms is not None and row is not None and (row.generation or 0) > terms.generation
+        return not earlier and super()._accepts(row, partition, owner, terms)
+
+
+@fails(F.test_a_claim_that_names_epochs_makes_no_row)
+class PinsWhatWasDeleted(MemoryStore):
+    def _accepts(self, row: Position | None, partition: Partition, owner: str, terms: ClaimTerms | None) -> bool:
+        return row is None or super()._accepts(row, partition, owner, terms)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kconsume.backends import Position, SqliteStore
-from kconsume.backends.abc import Positions, Start
+from kconsume.backends.abc import ClaimTerms, Positions, Refused, Start
 from kconsume.errors import StoreError
 from kconsume.records import Partition
 from tests.waiting import eventually
@@ -67,8 +67,10 @@ class RemoteStore:
     def save(self, group: str, positions: Positions) -> None:
         self._call("save", group, positions)
 
-    def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> dict[Partition, Position]:
-        return self._call("claim", group, list(partitions), owner, start=start)  # type: ignore[no-any-return]
+    def claim(
+        self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
+    ) -> dict[Partition, Position | Refused]:
+        return self._call("claim", group, list(partitions), owner, terms, start=start)  # type: ignore[no-any-return]
 
     def reclaim(self, group: str, epochs: Mapping[Partition, int], owner: str) -> dict[Partition, Position]:
         return self._call("reclaim", group, dict(epochs), owner)  # type: ignore[no-any-return]
@@ -158,8 +160,9 @@ def _attend(line: Connection, stores: dict[tuple[int, str], SqliteStore]) -> Non
         if method == "transaction":
             _lend(line, store, *arguments)
         elif method == "claim":
-            group, partitions, owner = arguments
-            _reply(line, lambda: store.claim(group, partitions, owner, lambda missing: _asked_to_start(line, missing)))
+            group, partitions, owner, terms = arguments
+            start = lambda missing: _asked_to_start(line, missing)  # noqa: E731
+            _reply(line, lambda: store.claim(group, partitions, owner, start, terms))
         else:
             _reply(line, lambda: getattr(store, method)(*arguments))
     except (EOFError, OSError):

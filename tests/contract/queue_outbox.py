@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from kconsume.backends.outbox_table import NOBODYS, Posted
+from kconsume.backends.outbox_table import NO_TARGETS, NOBODYS, Posted, Targets
 from kconsume.output import Outgoing
 from kconsume.records import Partition
 from kconsume.testing.conformance import Subject
@@ -78,10 +78,13 @@ class QueueOutbox(QueueStore):
     def take(self, group: str, origins: set[str]) -> None:
         self.seen.setdefault(group, set()).update(origins)
 
-    def posted(self, group: str, epochs: Mapping[Partition, int], most: int) -> dict[Partition, list[Posted]]:
+    def posted(
+        self, group: str, epochs: Mapping[Partition, int], most: int, targets: Mapping[Partition, Targets] = NO_TARGETS
+    ) -> dict[Partition, list[Posted]]:
         with self._lock:
             ours = [p for p, epoch in epochs.items() if self.is_ours(group, p, epoch)]
-            return {p: rows for p in ours if (rows := self.rows.get((group, p), [])[:most])}
+            found = {p: chosen(self.rows.get((group, p), []), targets.get(p))[:most] for p in ours}
+            return {p: rows for p, rows in found.items() if rows}
 
     def is_ours(self, group: str, partition: Partition, epoch: int) -> bool:
         return self._rows[group, partition].epoch == epoch
@@ -92,12 +95,12 @@ class QueueOutbox(QueueStore):
                 kept = [row for row in self.rows.get((group, partition), []) if row.number not in gone]
                 self.rows[group, partition] = kept
 
-    def strays(self, owner: str, most: int) -> list[Posted]:
+    def strays(self, owner: str, most: int, targets: Targets | None = None) -> list[Posted]:
         with self._lock:
             rows = self.rows.get(("", NOBODYS), [])
             if rows and self.sender is None:
                 self.sender = owner
-            return rows[:most] if self.sender == owner else []
+            return chosen(rows, targets)[:most] if self.sender == owner else []
 
     def posting(self, outgoing: Outgoing) -> tuple[str, Any]:
         return "leave", outgoing
@@ -116,6 +119,12 @@ class QueueOutbox(QueueStore):
 
         yield execute
         self.leave("", NOBODYS, left)
+
+
+def chosen(rows: Sequence[Posted], targets: Targets | None) -> list[Posted]:
+    if targets is None:
+        return [*rows]
+    return [row for row in rows if (row.outgoing.topic in targets.topics) is not targets.others]
 
 
 def outbox_subject(store: QueueOutbox) -> Subject:

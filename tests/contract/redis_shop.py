@@ -12,6 +12,7 @@ import redis
 
 from kconsume.backends import Position, RedisStore
 from kconsume.backends import redis_script as scripts
+from kconsume.backends.claiming import granted
 from kconsume.errors import (
     Undecided,
 )
@@ -62,7 +63,9 @@ def wrong() -> tuple[object, ...]:
 
 
 def claim(store: RedisStore, *partitions: Partition, owner: str = "me") -> dict[Partition, Position]:
-    return store.claim(GROUP, partitions or (ORDERS,), owner, lambda missing: dict.fromkeys(missing, Position(10)))
+    return granted(
+        store.claim(GROUP, partitions or (ORDERS,), owner, lambda missing: dict.fromkeys(missing, Position(10)))
+    )
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from kconsume.backends import Position, SqliteStore, sqlite_door
+from kconsume.backends.claiming import granted
 from kconsume.records import Partition
 
 GROUP = "shop"
@@ -29,13 +30,13 @@ def claim(path: str, owner: str, times: str) -> None:
     sys.stdin.readline()
     mine = int(owner)
     for _ in range(int(times)):
-        position = store.claim(GROUP, [ORDERS], owner, lambda ps: dict.fromkeys(ps, Position(mine)))[ORDERS]
+        position = granted(store.claim(GROUP, [ORDERS], owner, lambda ps: dict.fromkeys(ps, Position(mine))))[ORDERS]
         say(f"{position.epoch} {position.next_offset}")
 
 
 def hold(path: str, where: str) -> None:
     store = SqliteStore(path)
-    epoch = store.claim(GROUP, [ORDERS], "doomed", lambda ps: dict.fromkeys(ps, Position(0)))[ORDERS].epoch
+    epoch = granted(store.claim(GROUP, [ORDERS], "doomed", lambda ps: dict.fromkeys(ps, Position(0))))[ORDERS].epoch
     if where == "outside":  # the control: what a handler without the store's transaction does
         sqlite3.connect(path, isolation_level=None).execute("insert into effects values (1)")
         say("holding")
@@ -51,7 +52,7 @@ def busy(path: str, turnstile: str) -> None:
     if turnstile == "off":
         switch_turnstile_off()
     store = SqliteStore(path)
-    epoch = store.claim(GROUP, [OTHERS], "busy", lambda ps: dict.fromkeys(ps, Position(0)))[OTHERS].epoch
+    epoch = granted(store.claim(GROUP, [OTHERS], "busy", lambda ps: dict.fromkeys(ps, Position(0))))[OTHERS].epoch
     for at in itertools.count():
         with store.transaction(GROUP, OTHERS, epoch) as tx:
             if at == 0:

@@ -288,7 +288,6 @@ def test_a_handler_that_fails_ends_a_block_that_waits_with_its_exception(
     arena: Arena, group: str, nothing_left: None
 ) -> None:
     topic = arena.topic(1)
-    arena.produce(topic, ["a", "b", "bad", "c"], 0)
     app, cleaned = arena.app(group), list[str]()
 
     @app.consume(topic)
@@ -299,6 +298,7 @@ def test_a_handler_that_fails_ends_a_block_that_waits_with_its_exception(
 
     async def block() -> None:
         async with app.running():
+            arena.produce(topic, ["a", "b", "bad", "c"], 0)  # not before: it would fail before the block is entered
             try:
                 await asyncio.sleep(LONG)
                 pytest.fail("the block went on")
@@ -326,16 +326,21 @@ def test_an_error_of_the_block_leaves_it_after_the_drain_and_a_failure_beside_it
     arena: Arena, group: str, caplog: pytest.LogCaptureFixture, nothing_left: None, on_loop: bool
 ) -> None:
     good, bad = arena.topic(1), arena.topic(1)
-    app, done, failed = arena.app(group), list[str](), threading.Event()
+    app, done, begun = arena.app(group), list[str](), list[str]()
+
+    async def until_the_block_is_left(value: str) -> None:
+        """A failure before that would interrupt the block, which then never raises an error of its own."""
+        begun.append(value)
+        await soon(lambda: told_to_stop(app), "told to stop")
 
     @app.consume(good)
     async def handle(value: str) -> None:
-        await asyncio.sleep(0.3)
+        await until_the_block_is_left(value)
         done.append(value)
 
     @app.consume(bad, group=f"{group}-bad")
     async def fail(value: str) -> None:
-        failed.set()
+        await until_the_block_is_left(value)
         raise LookupError("no such order")
 
     arena.produce(good, ["a"], 0)
@@ -343,16 +348,17 @@ def test_an_error_of_the_block_leaves_it_after_the_drain_and_a_failure_beside_it
 
     async def block() -> None:
         async with app.running():
-            await asyncio.to_thread(failed.wait, LONG)
+            await soon(lambda: len(begun) == 2, "both handlers run")
             raise ValueError("the block's own")
 
     def blocking() -> None:
         with app.running():
-            failed.wait(LONG)
+            eventually(lambda: len(begun) == 2, what="both handlers run")
             raise ValueError("the block's own")
 
     with caplog.at_level(logging.ERROR, "kconsume"), pytest.raises(ValueError, match="the block's own"):
         asyncio.run(block()) if on_loop else blocking()
+    assert done == ["a"]
     assert f"fail failed on {bad}/0@0: LookupError: no such order" in caplog.text
     assert members(arena, group) == 0
 

@@ -19,7 +19,7 @@ from kconsume import App, Partition, Record
 from kconsume.backends import open_store
 from kconsume.errors import ClientFailed, InstanceTaken, KconsumeError
 from kconsume.rebalance.record import LOST, MEMBERS
-from kconsume.runtime import loop
+from kconsume.runtime import loop, tenancy
 from kconsume.runtime.arrivals import Runs
 from kconsume.runtime.commits import GroupLedger
 from kconsume.runtime.source import Mark, Source
@@ -51,6 +51,7 @@ REFUSED = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "allow this user READ on the topic",
     KafkaError.OFFSET_METADATA_TOO_LARGE: r"offset\.metadata\.max\.bytes",
 }
+ENDS = {error: fix for error, fix in REFUSED.items() if error != KafkaError.TOPIC_AUTHORIZATION_FAILED}
 
 
 def named(value: object) -> str | None:
@@ -130,6 +131,11 @@ class Shop:
     def await_pinned(self, app: App) -> None:
         """Both partitions are open, and where they start is committed: the next commit is of records."""
         eventually(lambda: self.owned(app) == 2 and self.committed() == {0: 0, 1: 0}, what="pinned")
+
+    def held(self, app: App) -> dict[Partition, str]:
+        supervisor = app._supervisor
+        engines = supervisor.engines if supervisor is not None else ()
+        return {p: trouble.code for engine in engines for p, trouble in engine.loop.snapshot.held.items()}
 
     def owned(self, app: App) -> int:
         supervisor = app._supervisor
@@ -379,7 +385,7 @@ def test_a_commit_that_is_refused_at_the_hand_over_loses_nothing(
 
 
 @pytest.mark.parametrize("protocol", ALL)
-@pytest.mark.parametrize(("error", "fix"), REFUSED.items(), ids=named)
+@pytest.mark.parametrize(("error", "fix"), ENDS.items(), ids=named)
 def test_a_commit_that_is_refused_for_good_ends_the_app_with_the_fix(
     arena: Arena, group: str, strangers: list[Partition], error: int, fix: str, protocol: str
 ) -> None:
@@ -393,6 +399,24 @@ def test_a_commit_that_is_refused_for_good_ends_the_app_with_the_fix(
     shop.catch_up()
     assert shop.missing() == set()
     assert shop.committed() == {0: EACH, 1: EACH}
+    assert strangers == []
+
+
+@pytest.mark.parametrize("protocol", ALL)
+def test_a_commit_that_a_topic_s_rights_refuse_holds_its_partitions_until_they_are_given(
+    arena: Arena, group: str, strangers: list[Partition], protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tenancy, "READ_AGAIN_EVERY", 1.0)
+    shop = Shop(arena, group, protocol)
+    with shop.member().running() as app:
+        shop.await_pinned(app)
+        shop.broker.fail_next("OffsetCommit", KafkaError.TOPIC_AUTHORIZATION_FAILED)
+        shop.write()
+        eventually(lambda: "authorization_lost" in shop.held(app).values(), what="held")
+        eventually(lambda: not shop.held(app), what="read again, and released")
+        shop.write()
+        eventually(lambda: shop.committed() == {0: 2 * EACH, 1: 2 * EACH}, what="all is committed")
+    assert shop.missing() == set()
     assert strangers == []
 
 

@@ -249,6 +249,21 @@ GUARDS: list[tuple[str, str, str, list[Promise]]] = [
         ],
     ),
     (
+        "_CLAIM",
+        "coalesce(?, generation)",
+        "?",
+        [F.test_a_claim_without_terms_is_granted_and_leaves_the_generation_as_it_is],
+    ),
+    (
+        "_CLAIM",
+        "coalesce(?, generation)",
+        "coalesce(generation, ?)",
+        [
+            F.test_a_claim_of_a_later_generation_is_granted_and_its_generation_is_kept,
+            F.test_a_claim_that_names_epochs_depends_on_these_alone,
+        ],
+    ),
+    (
         "_RECLAIM",
         "and epoch = ?",
         "and ? is not null",

@@ -220,10 +220,13 @@ def test_a_failed_handler_ends_a_block_that_sleeps(arena: Arena, group: str) -> 
     def handle(value: str) -> None:
         raise RuntimeError("broken")
 
-    arena.produce(topic, ["x"], 0)
-    with pytest.raises(RuntimeError, match="broken"):
+    def block() -> None:
         with app.running():
+            arena.produce(topic, ["x"], 0)  # not before: it would fail before the block is entered
             eventually(lambda: False, within=60, what="the block is ended by the handler's failure")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        block()
 
 
 # Where to start
@@ -317,8 +320,8 @@ def test_a_topic_that_was_made_again_is_an_error(arena: Arena, group: str, sqlit
 def test_explicit_partitions_are_taken_without_a_group(arena: Arena, group: str, sqlite_url: str) -> None:
     topic = arena.topic(4)
     arena.fill(topic, 20)
-    for offsets in ("kafka://", sqlite_url):
-        app = arena.app(group, offsets)
+    for kind, offsets in (("kafka", "kafka://"), ("sqlite", sqlite_url)):
+        app = arena.app(f"{group}-{kind}", offsets)  # the offsets of a group are in one store
         seen: list[str] = []
 
         @app.consume(topic, partitions=[1, 3])
@@ -408,6 +411,7 @@ def test_a_store_that_is_away_at_the_claim_means_waiting_not_guessing(arena: Are
     def handle(value: str) -> None:
         seen.append(value)
 
+    app.startup = 0  # or the block would not be entered
     with app.running():
         supervisor = app._supervisor
         assert supervisor is not None

@@ -330,7 +330,7 @@ def handle_bytes(value: bytes) -> None: ...
         (["orders"], {"on_error": DeadLetter("dead"), "executor": "inline"}, "has a DeadLetter, so it waits"),
         (["orders"], {"retry": Retry(2), "executor": "inline"}, "has retry=, so it waits"),
         (["orders"], {"retry": 5}, r"retry=Retry\(attempts=5\)"),
-        (["orders"], {"on_error": "dead"}, "choose 'stop', 'skip' or DeadLetter"),
+        (["orders"], {"on_error": "dead"}, "choose 'stop', 'hold', 'skip' or DeadLetter"),
     ],
     ids=["same", "one of two", "pattern", "kafka", "redis", "inline letter", "inline retry", "number", "word"],
 )

@@ -79,6 +79,8 @@ def offsets_after_a_late_place(arena: Arena, group: str, protocol: str, *, begin
         while not settled.passed or came[-1:] != [RECORDS - 1]:
             assert not deadline.passed
             came += [message.offset() for _, run in source.fetch(0.05) for message in run]
+            for fault in source.take_faults()[0].values():
+                raise fault
     return came
 
 

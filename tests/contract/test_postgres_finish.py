@@ -12,6 +12,7 @@ import pytest
 from kconsume.backends import PostgresStore
 from kconsume.backends import postgres_sql as texts
 from kconsume.backends.abc import FinishingTx, Position
+from kconsume.backends.claiming import granted
 from kconsume.backends.postgres_sql import Statements
 from kconsume.errors import ConfigurationError, Fenced, KconsumeError, StoreUnavailable
 from kconsume.records import Partition
@@ -36,7 +37,7 @@ def store(monkeypatch: pytest.MonkeyPatch, postgres_url: str, database: psycopg.
 
 
 def claim(store: PostgresStore, owner: str = "me") -> Position:
-    return store.claim(GROUP, [ORDERS], owner, lambda ps: dict.fromkeys(ps, Position(0)))[ORDERS]
+    return granted(store.claim(GROUP, [ORDERS], owner, lambda ps: dict.fromkeys(ps, Position(0))))[ORDERS]
 
 
 def finish(store: PostgresStore, epoch: int, before: Callable[[], object] = lambda: None) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from kconsume.backends import PostgresStore
 from kconsume.backends.abc import Position
+from kconsume.backends.claiming import granted
 from kconsume.backends.outbox_table import postgres_rows
 from kconsume.backends.postgres_floors import Floors
 from kconsume.output import Outgoing
@@ -26,7 +27,7 @@ def store(postgres_url: str) -> Iterator[PostgresStore]:
 
 
 def claimed(store: PostgresStore) -> dict[Partition, int]:
-    position = store.claim(GROUP, [HERE], "me", lambda wanted: {p: Position(0, 0) for p in wanted})[HERE]
+    position = granted(store.claim(GROUP, [HERE], "me", lambda wanted: {p: Position(0, 0) for p in wanted}))[HERE]
     return {HERE: position.epoch}
 
 

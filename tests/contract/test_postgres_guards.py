@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from kconsume.backends import Position, PostgresStore
+from kconsume.backends.claiming import granted
 from kconsume.backends.postgres_lent import LentConnection
 from kconsume.backends.postgres_sql import Statement, Statements
 from kconsume.backends.postgres_tx import Row
@@ -64,6 +65,18 @@ GUARDS: list[tuple[str, str, str, list[Promise]]] = [
         "epoch = o.epoch + 1",
         "epoch = 1",
         [F.test_every_claim_raises_the_epoch_also_one_by_the_same_owner],
+    ),
+    (
+        "raise_epochs",
+        "coalesce(%(generation)s::bigint, o.generation)",
+        "%(generation)s::bigint",
+        [F.test_a_claim_without_terms_is_granted_and_leaves_the_generation_as_it_is],
+    ),
+    (
+        "raise_epochs",
+        "generation = coalesce(%(generation)s::bigint, o.generation), ",
+        "",
+        [F.test_a_claim_of_an_earlier_generation_is_refused_and_changes_nothing],
     ),
     ("reset", "epoch = o.epoch + 1", "epoch = o.epoch", [F.test_a_reset_is_a_new_epoch_so_that_whoever_runs_is_fenced]),
     (
@@ -137,7 +150,7 @@ def store(postgres_url: str) -> Iterator[PostgresStore]:
 
 
 def claim(store: PostgresStore, owner: str = "me") -> Position:
-    return store.claim(GROUP, [ORDERS], owner, lambda ps: dict.fromkeys(ps, Position(0)))[ORDERS]
+    return granted(store.claim(GROUP, [ORDERS], owner, lambda ps: dict.fromkeys(ps, Position(0))))[ORDERS]
 
 
 class TestTheMark:

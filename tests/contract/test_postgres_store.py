@@ -16,6 +16,7 @@ from psycopg.conninfo import make_conninfo
 
 from kconsume.backends import Position, PostgresStore, TransactionalStore, postgres_sql
 from kconsume.backends import postgres as stores
+from kconsume.backends.claiming import granted
 from kconsume.backends.postgres_sql import Statements
 from kconsume.errors import Conflict, Fenced, KconsumeError, StoreUnavailable, TransactionMisused
 from kconsume.records import Partition
@@ -77,7 +78,7 @@ def store(postgres_url: str) -> Iterator[PostgresStore]:
 
 
 def claim(store: PostgresStore, owner: str = "me") -> Position:
-    return store.claim(GROUP, [ORDERS], owner, lambda ps: dict.fromkeys(ps, Position(0)))[ORDERS]
+    return granted(store.claim(GROUP, [ORDERS], owner, lambda ps: dict.fromkeys(ps, Position(0))))[ORDERS]
 
 
 def begun(store: PostgresStore, position: Position) -> AbstractContextManager[Any]:
@@ -279,7 +280,7 @@ class TestConflicts:
         database.execute("create table effects (number bigint)")
         partitions = [Partition("orders", number) for number in range(4)]
         with closing(PostgresStore(url, isolation="serializable")) as store:
-            claimed = store.claim(GROUP, partitions, "me", lambda ps: dict.fromkeys(ps, Position(0)))
+            claimed = granted(store.claim(GROUP, partitions, "me", lambda ps: dict.fromkeys(ps, Position(0))))
             database.execute("analyze kconsume_offsets")
             conflicts: list[KconsumeError] = []
             for step in range(100):

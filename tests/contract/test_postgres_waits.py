@@ -29,6 +29,7 @@ from kconsume.backends import (
     postgres_zombies,
 )
 from kconsume.backends import postgres as stores
+from kconsume.backends.claiming import granted
 from kconsume.errors import Fenced, StoreUnavailable
 from kconsume.records import Partition
 from kconsume.testing.services import LocalPostgres
@@ -47,7 +48,7 @@ def store(postgres_url: str) -> Iterator[PostgresStore]:
 
 
 def claim(store: PostgresStore, owner: str = "me", partition: Partition = ORDERS) -> Position:
-    return store.claim(GROUP, [partition], owner, lambda ps: dict.fromkeys(ps, Position(0)))[partition]
+    return granted(store.claim(GROUP, [partition], owner, lambda ps: dict.fromkeys(ps, Position(0))))[partition]
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from redis.crc import key_slot
 
 from kconsume.backends import Position, RedisStore
 from kconsume.backends import redis_script as scripts
+from kconsume.backends.claiming import granted
 from kconsume.errors import ConfigurationError, StoreUnavailable, TransactionMisused, Undecided
 from kconsume.testing.services.ports import free_port, reserve
 from kconsume.testing.services.redis import LocalRedis
@@ -207,7 +208,9 @@ def push(store: RedisStore, epoch: int, offset: int) -> None:
 
 def claimed_by(store: RedisStore) -> int | None:
     try:
-        return store.claim(GROUP, [ORDERS], "me", lambda missing: dict.fromkeys(missing, Position(10)))[ORDERS].epoch
+        return granted(store.claim(GROUP, [ORDERS], "me", lambda missing: dict.fromkeys(missing, Position(10))))[
+            ORDERS
+        ].epoch
     except StoreUnavailable:
         return None
 

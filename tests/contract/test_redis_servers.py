@@ -13,6 +13,7 @@ import redis
 
 from kconsume import App
 from kconsume.backends import RedisStore, TransactionalStore
+from kconsume.backends.abc import ALWAYS
 from kconsume.backends.redis_rows import Names
 from kconsume.backends.redis_server import RIGHTS
 from kconsume.errors import (
@@ -208,7 +209,8 @@ class TestKeys:
     def test_a_row_is_a_hash_with_the_pinned_fields_and_no_expiry(self, shop: Shop) -> None:
         shop.handle((10, [push(0)]))
         key = "kconsume:offset:shop:orders:3"
-        assert set(shop.client.hgetall(key)) == {b"next", b"epoch", b"owner", b"metadata", b"updated_at"}
+        fields = {b"next", b"epoch", b"owner", b"metadata", b"updated_at", b"reset_epoch"}
+        assert set(shop.client.hgetall(key)) == fields
         assert shop.client.ttl(key) == -1
         assert set(shop.client.keys("kconsume:*")) == {
             key.encode(), b"kconsume:meta", b"kconsume:groups", b"kconsume:partitions:shop",
@@ -221,10 +223,11 @@ class TestKeys:
         assert RedisStore(url, tag="b").groups() == []
         assert shop.client.exists("kconsume:{a}:offset:shop:orders:3") == 1
 
-    def test_nothing_is_left_of_a_deleted_group_but_the_last_epoch(self, shop: Shop) -> None:
+    def test_nothing_is_left_of_a_deleted_group_but_the_last_epoch_and_that_it_was_deleted(self, shop: Shop) -> None:
         shop.store.delete(GROUP)
         assert shop.client.keys("kconsume:*") == [b"kconsume:meta"]
-        assert shop.client.hgetall("kconsume:meta") == {b"version": b"1", b"last_epoch": b"1"}
+        deletions = {b"deleted:shop:": str(ALWAYS).encode(), b"deleted:shop:orders/3": b"1"}
+        assert shop.client.hgetall("kconsume:meta") == {b"version": b"1", b"last_epoch": b"1", **deletions}
 
 
 class TestClients:

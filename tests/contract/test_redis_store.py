@@ -156,6 +156,30 @@ GUARDS = {
         "CLAIM", "redis.call('EXISTS', key) == 0", "ARGV[at + 1] ~= ''",
         pinned_by_who_came_first,
     ),
+    "a claim of an earlier generation": Guard(
+        "CLAIM", "if not accepts(", "if false and not accepts(",
+        SUITE.test_a_claim_of_an_earlier_generation_is_refused_and_changes_nothing,
+    ),
+    "a comparison of generations as texts": Guard(
+        "CLAIM", "tonumber(row_generation) < tonumber(generation)", "row_generation < generation",
+        SUITE.test_generations_are_compared_as_numbers,
+    ),
+    "a claim of the same generation by another": Guard(
+        "CLAIM", "not row_owner or row_owner == owner", "true",
+        SUITE.test_of_one_generation_only_the_owner_claims_again,
+    ),
+    "a claim after a reset": Guard(
+        "CLAIM", "not row_owner or row_owner == owner", "row_owner == owner",
+        SUITE.test_after_a_reset_the_owner_claims_again_and_who_comes_late_does_not,
+    ),
+    "a claim by the epoch that asks for the generation": Guard(
+        "CLAIM", "if expected ~= '' then", "if false then",
+        SUITE.test_a_claim_that_names_epochs_depends_on_these_alone,
+    ),
+    "a claim that forgets the generation": Guard(
+        "CLAIM", "redis.call('HSET', key, 'generation', ARGV[5])", "redis.call('EXISTS', key)",
+        SUITE.test_a_claim_of_a_later_generation_is_granted_and_its_generation_is_kept,
+    ),
     "a reclaim of anybody's": Guard(
         "RECLAIM", "held[1] ~= ARGV[2 + i]", "false",
         SUITE.test_a_reclaim_of_what_another_has_claimed_is_refused_and_raises_nothing,

@@ -10,6 +10,7 @@ import pytest
 
 from kconsume.backends import PostgresStore
 from kconsume.backends.abc import Position, Positions
+from kconsume.backends.claiming import granted
 from kconsume.errors import Fenced, StreamTaken, TransactionMisused
 from kconsume.records import Partition
 from kconsume.spark import ledger_sql, request_stop
@@ -44,7 +45,9 @@ def ledger(store: PostgresStore) -> Iterator[Make]:
 
 
 def claim(store: PostgresStore, *partitions: Partition, owner: str = "one") -> dict[Partition, Position]:
-    return store.claim("shop", partitions, owner, lambda missing: {p: Position(0, topic_id="id") for p in missing})
+    return granted(
+        store.claim("shop", partitions, owner, lambda missing: {p: Position(0, topic_id="id") for p in missing})
+    )
 
 
 def apply(
@@ -197,11 +200,41 @@ def test_the_same_plan_has_the_same_number_and_another_the_next(ledger: Make) ->
     one = ledger()
     one.enter(["orders"])
     first, second = Plan((OffsetRange(A, 0, 7),)), Plan((OffsetRange(A, 7, 9),))
-    assert [one.begin(first), one.begin(first), one.begin(second)] == [1, 1, 2]
+    numbers = [one.begin(first), one.begin(first), one.begin(second)]
+    assert numbers[0] == numbers[1] < numbers[2]
     one.leave()
     again = ledger("two")
     again.enter(["orders"])
-    assert [again.begin(second), again.begin(first)] == [2, 3]
+    later = [again.begin(second), again.begin(first)]
+    assert numbers[2] == later[0] < later[1]
+
+
+@pytest.mark.parametrize(
+    "forget",
+    ["delete from kconsume_streams", "update kconsume_streams set number = 0, plan = null"],
+    ids=["the row is gone", "the database is an earlier state of itself"],
+)
+def test_numbers_grow_though_the_last_one_is_forgotten(ledger: Make, database: psycopg.Connection, forget: str) -> None:
+    """A table that skips numbers it has seen would skip the next batches in silence."""
+    one = ledger()
+    one.enter(["orders"])
+    before = one.begin(Plan((OffsetRange(A, 0, 7),)))
+    one.leave()
+    database.execute(forget)
+    two, renamed = ledger("two"), ledger("three", name="load_orders")
+    two.enter(["orders"])
+    assert two.begin(Plan((OffsetRange(A, 0, 3),))) > before
+    two.leave()
+    renamed.enter(["orders"])
+    assert renamed.begin(Plan((OffsetRange(A, 3, 5),))) > before
+
+
+def test_a_plan_whose_parts_have_numbers_is_begun_again_with_a_number_above_them(ledger: Make) -> None:
+    one = ledger()
+    one.enter(["orders"])
+    plan = Plan((OffsetRange(A, 0, 7),))
+    first = one.begin(plan)
+    assert [one.reserve(10), one.begin(plan), one.reserve(10)] == [first + 1, first + 11, first + 12]
 
 
 def test_a_plan_of_a_query_that_was_taken_over_is_refused(ledger: Make) -> None:

@@ -14,6 +14,7 @@ from kconsume.backends import PostgresStore
 from kconsume.backends.abc import Position
 from kconsume.failures.policy import OnError, Policy, Retries
 from kconsume.records import Partition
+from kconsume.spark.batch import StreamBatch
 from kconsume.spark.calls import Handler, read_call
 from kconsume.spark.ranges import OffsetRange
 from kconsume.spark.tasks import Status, Task
@@ -74,7 +75,6 @@ def make(store: PostgresStore) -> Iterator[Make]:
             epochs={ORDERS: epoch},
             scopes={"orders": "shop:id"},
             most_bytes=1_000_000,
-            number=7,
             batch_id=3,
         )
 
@@ -103,6 +103,16 @@ def test_rows_and_range_commit_together(make: Make, store: PostgresStore, databa
 def test_a_range_whose_tail_has_no_records_moves_to_its_planned_end(make: Make, store: PostgresStore) -> None:
     status(make(), rows(100, 103))
     assert at(store) == 110
+
+
+def test_a_batch_in_an_executor_has_no_number_because_its_ranges_run_side_by_side(make: Make) -> None:
+    numbers: list[int | None] = []
+
+    def handler(batches: Iterator[pa.RecordBatch], batch: StreamBatch) -> None:
+        numbers.append(batch.number)
+
+    status(make(handler), rows())
+    assert numbers == [None]
 
 
 def test_a_task_that_died_after_its_commit_and_is_run_again_skips(

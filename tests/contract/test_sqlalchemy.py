@@ -18,6 +18,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from kconsume import App
 from kconsume.backends import Position, PostgresStore
+from kconsume.backends.claiming import granted
 from kconsume.backends.postgres_sqlalchemy import _Held
 from kconsume.errors import (
     ConfigurationError,
@@ -98,7 +99,9 @@ def async_store(async_engine: AsyncEngine) -> Iterator[PostgresStore]:
 
 
 def claimed(store: PostgresStore) -> int:
-    return store.claim(GROUP, [ORDERS], "me", lambda missing: dict.fromkeys(missing, Position(0)))[ORDERS].epoch
+    return granted(store.claim(GROUP, [ORDERS], "me", lambda missing: dict.fromkeys(missing, Position(0))))[
+        ORDERS
+    ].epoch
 
 
 def stored(store: PostgresStore) -> int:

@@ -22,11 +22,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
 from kconsume.backends import OffsetStore, Position, SqliteStore, sqlite_door, sqlite_schema
 from kconsume.backends import sqlite as implementation
+from kconsume.backends.claiming import granted
 from kconsume.cli.schema import migrated, shown
 from kconsume.errors import Fenced, StoreError, StoreUnavailable, TransactionMisused
 from kconsume.records import Partition
@@ -104,7 +106,7 @@ def table_in(store: SqliteStore) -> Table:
 
 
 def claim_orders(store: SqliteStore, owner: str = "me") -> int:
-    return store.claim(GROUP, [ORDERS], owner, lambda ps: dict.fromkeys(ps, Position(0)))[ORDERS].epoch
+    return granted(store.claim(GROUP, [ORDERS], owner, lambda ps: dict.fromkeys(ps, Position(0))))[ORDERS].epoch
 
 
 @pytest.fixture
@@ -168,7 +170,7 @@ class TestTheHandlersTransaction:
         with ThreadPoolExecutor(1) as pool:
             rival = pool.submit(lambda: table.store.claim(GROUP, [ORDERS], "rival", lambda _: {}))
             go_on.set()
-            assert rival.result(20)[ORDERS].next_offset == 5
+            assert granted(rival.result(20))[ORDERS].next_offset == 5
         thread.join(20)
 
     def test_a_handler_reads_its_own_writes(self, table: Table) -> None:
@@ -448,11 +450,12 @@ class TestPins:
 
 
 def claims_that_find_no_row_pin_one(store: SqliteStore) -> None:
-    offsets = [
-        store.claim(GROUP, [ORDERS], "me", lambda ps, at=at: dict.fromkeys(ps, Position(at)))[ORDERS].next_offset  # type: ignore[misc]
-        for at in (7, 8, 9)
-    ]
-    assert offsets == [7, 7, 7]
+    def claimed(at: int) -> int:
+        return granted(store.claim(GROUP, [ORDERS], "me", lambda ps: dict.fromkeys(ps, Position(at))))[
+            ORDERS
+        ].next_offset
+
+    assert list(map(claimed, (7, 8, 9))) == [7, 7, 7]
 
 
 def open_in(folder: Path) -> int:
@@ -551,7 +554,7 @@ class TestSqlite:
         reader.close()
         assert columns == [
             "group_id", "topic", "partition", "next_offset", "epoch", "topic_id", "owner", "leader_epoch",
-            "metadata", "updated_at",
+            "metadata", "updated_at", "generation", "reset_epoch",
         ]  # fmt: skip
 
     def test_the_person_s_own_tables_are_left_alone(self, tmp_path: Path) -> None:
@@ -579,7 +582,7 @@ class TestSqlite:
         with pytest.raises(StoreError, match="schema version 99"):
             migrated(SqliteStore(table.store.path))
         assert "version 2: upgrade kconsume here" in shown(SqliteStore(table.store.path)).said
-        assert contents(table.store.path)["kconsume_schema"] == [(99, 0, None, None)]
+        assert contents(table.store.path)["kconsume_schema"] == [(99, 0, None, None, 1, ANY)]
 
     def test_a_writer_that_does_not_queue_is_waited_for_and_then_named(
         self, table: Table, monkeypatch: pytest.MonkeyPatch
@@ -615,17 +618,18 @@ insert into stock values ('one');
 """
 """As the first kconsume made them, with rows in them, and with a table of the person's own."""
 COLUMNS_2 = {
+    "kconsume_deleted": ["group_id", "topic", "partition", "epoch", "deleted_at"],
     "kconsume_offsets": [
         "group_id", "topic", "partition", "next_offset", "epoch", "topic_id", "owner", "leader_epoch", "metadata",
-        "updated_at",
+        "updated_at", "generation", "reset_epoch",
     ],
     "kconsume_outbox": [
         "id", "group_id", "topic", "partition", "target", "key", "value", "headers", "record_timestamp", "posted_at",
     ],
-    "kconsume_schema": ["version", "last_epoch", "relay", "relay_at"],
+    "kconsume_schema": ["version", "last_epoch", "relay", "relay_at", "additions", "store_id"],
     "kconsume_seen": ["group_id", "origin", "seen_at"],
 }  # fmt: skip
-UP_TO_DATE = [(2, 41, None, None)]
+UP_TO_DATE = [(2, 41, None, None, 1, ANY)]
 
 
 def columns(path: Path) -> dict[str, list[str]]:
@@ -662,7 +666,12 @@ class TestAnOlderVersion:
         with opened(path) as store:
             assert store.groups() == ["bills", "shop"]
         assert contents(path) == {
-            **before, "kconsume_schema": UP_TO_DATE, "kconsume_outbox": [], "kconsume_seen": []
+            **before,
+            "kconsume_offsets": [(*row, None, None) for row in before["kconsume_offsets"]],
+            "kconsume_schema": UP_TO_DATE,
+            "kconsume_outbox": [],
+            "kconsume_seen": [],
+            "kconsume_deleted": [],
         }  # fmt: skip
         assert columns(path) == COLUMNS_2
 
@@ -676,7 +685,7 @@ class TestAnOlderVersion:
 
     def test_a_service_goes_on_where_the_older_one_was(self, path: Path) -> None:
         with opened(path) as store:
-            position = store.claim(GROUP, [ORDERS], "me", lambda _: {})[ORDERS]
+            position = granted(store.claim(GROUP, [ORDERS], "me", lambda _: {}))[ORDERS]
             assert (position.next_offset, position.epoch, position.topic_id) == (7, 4, "an id")
             with store.transaction(GROUP, ORDERS, 4) as tx:
                 assert tx.take_in(["an origin"]) == {"an origin"}

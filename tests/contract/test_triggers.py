@@ -17,7 +17,7 @@ from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 
 from kconsume import App, Partition, Record
 from kconsume.backends import open_store
-from kconsume.errors import ConfigurationError, TopicNotFound
+from kconsume.errors import ConfigurationError
 from kconsume.runtime import loop
 from kconsume.runtime.claims import Begin
 from kconsume.settings import ClientValue
@@ -369,25 +369,40 @@ def test_partitions_that_a_person_chose_are_refused_in_a_group_that_has_members_
 
 
 @pytest.mark.parametrize("committed", [False, True])
-def test_a_topic_that_is_deleted_while_it_is_consumed_ends_the_app_with_an_error_that_names_it(
-    arena: Arena, group: str, protocol: Kafka, monkeypatch: pytest.MonkeyPatch, *, committed: bool
+def test_a_topic_that_is_deleted_while_it_is_consumed_ends_no_app_and_is_named(
+    arena: Arena,
+    group: str,
+    protocol: Kafka,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    committed: bool,
 ) -> None:
     monkeypatch.setattr(loop, "CHECKUP_EVERY", 1.0)
     members, topic = Members(arena, group, {**protocol, **ATTENTIVE}), arena.topic(2)
     app = members.member("one", topic)
 
-    def run() -> None:
-        with app.running():
-            written = arena.fill(topic, 5, partitions=2)
-            members.see(topic, *written)
-            if committed:
-                eventually(lambda: saved(app) == len(written), what="all is committed")
-            arena.delete_topic(topic)
-            eventually(lambda: False, what="the app ends")
+    def told(sentence: str) -> bool:
+        return any(sentence in r.getMessage() for r in caplog.records if r.levelname == "ERROR")
 
-    with pytest.raises(TopicNotFound, match=f"{topic}' is not on the cluster.*: (create it|did you mean)") as error:
-        run()
-    assert error.value.exit_code == 2
+    with app.running():
+        written = arena.fill(topic, 5, partitions=2)
+        members.see(topic, *written)
+        if committed:
+            eventually(lambda: saved(app) == len(written), what="all is committed")
+        arena.delete_topic(topic)
+        # The embedded broker makes a topic anew when a client asks for it, which may be at once.
+        gone, again = f"{topic}' is not on the cluster", f"topic {topic!r} had id"
+        eventually(lambda: told(gone) or (arena.kind == "embedded" and told(again)), what="the log names the topic")
+        if arena.kind == "real":  # the embedded broker keeps the offsets of a topic that was deleted
+            arena.topic(2, name=topic)
+            arena.produce(topic, ["again"], 0)
+            # A commit that came after the topic was gone belongs to the old one, and is no place in the new one.
+            eventually(
+                lambda: "again" in members.values(topic) or told("deleted and made again"),
+                within=60,
+                what="it is read from its beginning, or held with its cause",
+            )
 
 
 @pytest.mark.parametrize("committed", [False, True])

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
+import psycopg
 import pytest
+import redis
 
 from kconsume import App, ConfigurationError, Partition
-from kconsume.backends import open_store
+from kconsume.backends import OffsetStore, open_store
+from kconsume.backends.commit_note import name_of
 from kconsume.cluster import Cluster
+from kconsume.errors import RowLost
 from kconsume.runtime import claims
 from tests.fix_arena import Arena
+from tests.fix_kafka import unique
 from tests.waiting import eventually
 
 
@@ -72,6 +80,230 @@ def test_a_group_that_was_moved_with_its_offsets_goes_on_in_the_other_store(
 def test_control_without_the_look_the_second_begins_again(
     arena: Arena, group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claims, "place_in", lambda _: None)
+    off(monkeypatch)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         test_the_second_is_refused_with_the_choices_and_the_first_goes_on(arena, group, tmp_path)
+
+
+def off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store's name is not compared with what the group shows."""
+    monkeypatch.setattr(claims, "source_in", lambda _: None)
+
+
+def latest(arena: Arena, group: str, topic: str, offsets: str) -> list[str]:
+    """What is handled by a start that would pass over what it has no offset of."""
+    app, seen = arena.app(group, offsets), list[str]()
+    app.consume(topic, start="latest")(noted(seen))
+    app.catch_up(idle=0.2)
+    return seen
+
+
+def noted(seen: list[str]) -> Callable[[str], None]:
+    def note(value: str) -> None:
+        seen.append(value)
+
+    return note
+
+
+@pytest.fixture
+def real(request: pytest.FixtureRequest) -> Iterator[Arena]:
+    arena = Arena("real", request.getfixturevalue("kafka").bootstrap, None)
+    yield arena
+    arena.clean_up()
+
+
+@pytest.fixture
+def behind(real: Arena, group: str) -> Callable[[str], str]:
+    """A topic of which a run has handled two records, and five more are to be handled."""
+
+    def behind(offsets: str) -> str:
+        topic = real.topic(1)
+        real.produce(topic, ["1", "2"])
+        app, seen = deployment(real, group, topic, offsets)
+        app.catch_up(idle=0.2)
+        assert seen == ["1", "2"]
+        assert stands(Cluster(real.bootstrap), group, Partition(topic, 0)) == 2
+        real.produce(topic, ["3", "4", "5", "6", "7"])
+        return topic
+
+    return behind
+
+
+def unlinked(folder: Path) -> None:
+    for file in folder.glob("one.db*"):
+        file.unlink()
+
+
+THE_REST = ["3", "4", "5", "6", "7"]
+Behind = Callable[[str], str]
+
+
+def test_a_file_that_is_gone_skips_nothing(real: Arena, group: str, tmp_path: Path, behind: Behind) -> None:
+    here, _ = files(tmp_path)
+    topic = behind(here)
+    unlinked(tmp_path)
+    with pytest.raises(ConfigurationError, match=rf"{topic}/0 stands at 2 there and has no row here.*store\.reset"):
+        latest(real, group, topic, here)
+    with opened(here) as store:
+        store.reset(group, {Partition(topic, 0): 2})
+    assert latest(real, group, topic, here) == THE_REST
+
+
+def test_control_without_the_look_it_skips_five_records(
+    real: Arena, group: str, tmp_path: Path, behind: Behind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, _ = files(tmp_path)
+    topic = behind(here)
+    unlinked(tmp_path)
+    off(monkeypatch)
+    assert latest(real, group, topic, here) == []
+
+
+@pytest.mark.parametrize("store", ["postgres", "redis", "sqlite"])
+def test_a_row_that_is_gone_skips_nothing_and_one_that_was_deleted_begins_where_start_says(
+    request: pytest.FixtureRequest, real: Arena, group: str, store: str, behind: Behind
+) -> None:
+    url = request.getfixturevalue(f"{store}_url")
+    topic = behind(url)
+    lose_rows(url)
+    with pytest.raises(RowLost, match=rf"it had {topic}/0 at 2, has no row now"):
+        latest(real, group, topic, url)
+    with opened(url) as opened_store:
+        opened_store.delete(group)
+    assert latest(real, group, topic, url) == []
+
+
+def lose_rows(url: str) -> None:
+    if url.startswith("redis"):
+        client = redis.Redis.from_url(url)
+        client.delete(*client.keys("kconsume:offset:*"))
+        client.close()
+    elif url.startswith("sqlite"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as connection:
+            connection.execute("delete from kconsume_offsets")
+    else:
+        with psycopg.connect(url, autocommit=True) as database:
+            database.execute("delete from kconsume_offsets")
+
+
+def test_rows_that_were_deleted_after_a_run_begin_where_start_says(
+    real: Arena, group: str, postgres_url: str, behind: Behind
+) -> None:
+    topic = behind(postgres_url)
+    with opened(postgres_url) as store:
+        store.delete(group)
+    app, seen = deployment(real, group, topic, postgres_url)
+    app.catch_up(idle=0.2)
+    assert seen == ["1", "2", *THE_REST]
+
+
+def test_a_restored_backup_of_a_file_is_gone_on_with(
+    real: Arena, group: str, tmp_path: Path, behind: Behind, caplog: pytest.LogCaptureFixture
+) -> None:
+    here, _ = files(tmp_path)
+    topic = behind(here)
+    backup = {file: file.read_bytes() for file in tmp_path.glob("one.db*")}
+    assert latest(real, group, topic, here) == THE_REST
+    unlinked(tmp_path)
+    for file, content in backup.items():
+        file.write_bytes(content)
+    with caplog.at_level("WARNING", logger="kconsume"):
+        assert latest(real, group, topic, here) == THE_REST
+    assert f"{topic}/0@2 (committed 7)" in caplog.text
+
+
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_a_copy_of_a_file_is_gone_on_with_unless_it_is_behind(
+    real: Arena, group: str, tmp_path: Path, behind: Behind, *, is_behind: bool
+) -> None:
+    here, there = files(tmp_path)
+    topic = behind(here)
+    for file in tmp_path.glob("one.db*"):
+        file.with_name(file.name.replace("one", "two")).write_bytes(file.read_bytes())
+    if is_behind:
+        assert latest(real, group, topic, here) == THE_REST
+        with pytest.raises(ConfigurationError, match=f"another store than {there}"):
+            latest(real, group, topic, there)
+    else:
+        assert latest(real, group, topic, there) == THE_REST
+
+
+def test_two_databases_behind_one_address_are_two_stores(
+    real: Arena, group: str, postgres_url: str, behind: Behind
+) -> None:
+    """As after a DNS name, or a port that is forwarded, has changed where it points to."""
+    topic = behind(postgres_url)
+    with psycopg.connect(postgres_url, autocommit=True) as database:
+        database.execute("alter schema public rename to before; create schema public")
+    with pytest.raises(ConfigurationError, match="has no row here"):
+        latest(real, group, topic, postgres_url)
+    with psycopg.connect(postgres_url, autocommit=True) as database:
+        database.execute("drop schema public cascade; alter schema before rename to public")
+    assert latest(real, group, topic, postgres_url) == THE_REST
+
+
+def test_a_database_that_was_copied_to_another_address_is_gone_on_with(
+    real: Arena, group: str, postgres_url: str, behind: Behind
+) -> None:
+    topic, name = behind(postgres_url), unique("copy").replace("-", "_")
+    address, _, database_name = postgres_url.rpartition("/")
+    with psycopg.connect(f"{address}/postgres", autocommit=True) as server:
+        server.execute(f"create database {name} template {database_name}")
+    try:
+        assert latest(real, group, topic, f"{address}/{name}") == THE_REST
+    finally:
+        with psycopg.connect(f"{address}/postgres", autocommit=True) as server:
+            server.execute(f"drop database {name} with (force)")
+
+
+def test_kafka_beside_a_database_is_refused_and_the_database_goes_on(
+    real: Arena, group: str, postgres_url: str, behind: Behind
+) -> None:
+    topic = behind(postgres_url)
+    with pytest.raises(ConfigurationError, match=r"another store than kafka://"):
+        latest(real, group, topic, "kafka://")
+    assert latest(real, group, topic, postgres_url) == THE_REST
+
+
+def test_a_database_beside_kafka_is_refused_and_kafka_goes_on(
+    real: Arena, group: str, postgres_url: str, behind: Behind
+) -> None:
+    topic = behind("kafka://")
+    with pytest.raises(ConfigurationError, match=rf"{topic}/0 stands at 2 there and has no row here"):
+        latest(real, group, topic, postgres_url)
+    assert latest(real, group, topic, "kafka://") == THE_REST
+
+
+def test_offsets_of_a_bare_loop_are_named_where_they_are_not_taken(
+    real: Arena, group: str, postgres_url: str, behind: Behind, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = behind("kafka://")
+    with opened("kafka://", real.bootstrap) as store:
+        store.reset(group, {Partition(topic, 0): 2})  # which leaves no word beside it, as every other tool
+    with caplog.at_level("WARNING", logger="kconsume"):
+        assert latest(real, group, topic, postgres_url) == []
+    assert f"{topic}/0@7 (committed 2)" in caplog.text
+
+
+def test_a_note_of_the_version_before_is_understood(real: Arena, group: str, tmp_path: Path, behind: Behind) -> None:
+    here, _ = files(tmp_path)
+    topic = behind(here)
+    with opened(here) as store:
+        name = name_of(store)
+    assert name is not None
+    cluster, place = Cluster(real.bootstrap), Partition(topic, 0)
+    cluster.set_committed(group, {place: (2, f"kconsume/1 topic=A store={name.place}")})
+    assert latest(real, group, topic, here) == THE_REST
+    unlinked(tmp_path)
+    cluster.set_committed(group, {place: (2, f"kconsume/1 topic=A store={name.place}")})
+    with pytest.raises(RowLost, match=f"it had {topic}/0 at 2, has no row now"):
+        latest(real, group, topic, here)
+
+
+@contextmanager
+def opened(url: str, brokers: str = "") -> Iterator[OffsetStore]:
+    store = open_store(url, brokers=brokers)
+    try:
+        yield store
+    finally:
+        store.close()

@@ -59,6 +59,7 @@ PIECES_ARE_RUN_BY = {
         ("docs/embedded.md", "docs/failures.md", "docs/handlers.md", "docs/listeners.md", "docs/sqlalchemy.md"),
         "integration/test_docs.py",
     ),
+    "docs/running.md": "contract/test_start.py",
 }
 
 

@@ -275,7 +275,7 @@ def column(title: str) -> list[str]:
 
 
 def test_the_headers_on_the_page_are_those_that_are_added() -> None:
-    letter = letter_of(FakeMessage(b"v"), LookupError("no"), group="g", scope="g:T", attempts=1)
+    letter = letter_of(FakeMessage(b"v"), LookupError("no"), group="g", scope="g:T", attempts=1, reset_epoch=3)
     assert column("header") == [name for name, _ in letter.marks]
 
 

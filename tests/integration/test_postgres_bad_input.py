@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from kconsume import App, Record
 from kconsume.backends import PostgresStore, open_store
 from kconsume.backends.abc import Position, Tx
+from kconsume.backends.claiming import granted
 from kconsume.errors import (
     ConfigurationError,
     Conflict,
@@ -56,7 +57,7 @@ def start(partitions: Sequence[Partition]) -> dict[Partition, Position]:
 
 
 def claimed(store: PostgresStore) -> Position:
-    return store.claim("shop", [ORDERS], "me", start)[ORDERS]
+    return granted(store.claim("shop", [ORDERS], "me", start))[ORDERS]
 
 
 def lent(tx: Tx) -> psycopg.Connection:

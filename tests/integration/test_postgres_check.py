@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import ANY
 
 import msgspec
 import psycopg
@@ -89,11 +90,11 @@ def test_tables_that_are_there_are_tried_and_left_as_they_were(postgres_url: str
         insert into kconsume_seen (group_id, origin, seen_at) values ('shop', 'long ago', now() - interval '1 year')""")
     before = everything(database)
     assert {table: len(rows) for table, rows in before.items()} == {
-        "kconsume_offsets": 1, "kconsume_outbox": 2, "kconsume_schema": 1, "kconsume_seen": 1,
+        "kconsume_deleted": 0, "kconsume_offsets": 1, "kconsume_outbox": 2, "kconsume_schema": 1, "kconsume_seen": 1,
     }  # fmt: skip
     assert set(found(postgres_url)) == {"postgres-frozen"}
     assert everything(database) == before
-    assert before["kconsume_schema"] == [(2, 0, None, None)]
+    assert before["kconsume_schema"] == [(2, 0, None, None, 1, ANY)]
 
 
 def test_tables_of_an_older_version_are_tried_in_the_new_one_and_left_as_they_were(
@@ -139,6 +140,7 @@ def test_a_role_that_may_not_change_an_older_version_is_told_the_command_and_the
             assert "kconsume schema migrate" in finding.fix
         migrated(open_store(postgres_url))
         assert found(role.url)["postgres-rights"].fix == (
+            f"grant select, insert, update on kconsume_deleted to {role.name}; "
             f"grant select, insert, delete on kconsume_outbox to {role.name}; "
             f"grant select, insert, delete on kconsume_seen to {role.name};"
         )
@@ -160,7 +162,8 @@ def test_somebody_who_migrates_meanwhile_is_no_trouble(
     assert set(found(postgres_url)) == {"postgres-frozen"}
     database.execute("drop table kconsume_outbox, kconsume_seen, kconsume_offsets, kconsume_schema")
     database.execute(VERSION_1)
-    monkeypatch.setattr(postgres_schema, "alone", lambda *_: 1)  # the control
+    for look in ("alone", "state_of"):  # the control
+        monkeypatch.setattr(postgres_schema, look, lambda *_: postgres_schema.Found(1, 0))
     assert "already exists" in found(postgres_url)["postgres-trial"].problem
 
 
@@ -172,8 +175,9 @@ def test_each_right_that_is_missing_is_named_with_the_grant_and_that_is_enough(
         database.execute(f"grant select, insert on kconsume_offsets to {role.name}")
         finding = found(role.url)["postgres-rights"]
         assert finding.problem.endswith(
-            ": update, delete on kconsume_offsets; select, insert, delete on kconsume_outbox; "
-            "select, update on kconsume_schema; select, insert, delete on kconsume_seen"
+            ": select, insert, update on kconsume_deleted; update, delete on kconsume_offsets; "
+            "select, insert, delete on kconsume_outbox; select, update on kconsume_schema; "
+            "select, insert, delete on kconsume_seen"
         )
         database.execute(finding.fix)
         assert set(found(role.url)) == {"postgres-frozen"}

@@ -17,6 +17,7 @@ import pytest
 from kconsume import App
 from kconsume.backends import PostgresStore
 from kconsume.backends.abc import Position
+from kconsume.backends.claiming import granted
 from kconsume.backends.postgres_lent import LentConnection
 from kconsume.backends.postgres_sql import Statement
 from kconsume.errors import StoreUnavailable
@@ -83,7 +84,7 @@ def start(partitions: Sequence[Partition]) -> dict[Partition, Position]:
 
 
 def own(store: PostgresStore) -> int:
-    return store.claim("shop", [ORDERS], "me", start)[ORDERS].epoch
+    return granted(store.claim("shop", [ORDERS], "me", start))[ORDERS].epoch
 
 
 @pytest.mark.parametrize("pipelined", [False, True])

@@ -70,6 +70,7 @@ def test_nothing_is_consumed_while_the_store_is_down_at_assign(
     hurry: threading.Event,
 ) -> None:
     cutting_proxy.down()
+    app.startup = 0  # or the block would not be entered
     with app.running():
         eventually(lambda: "claim failed, partitions wait" in caplog.text, what="the reason is in the log")
         assert "cannot be reached" in caplog.text

@@ -13,6 +13,7 @@ import psycopg
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from kconsume import Batch
 from kconsume.backends import PostgresStore
 from kconsume.records import Partition
 from kconsume.spark import for_each_partition
@@ -138,3 +139,15 @@ def load_table_strictly(table: pa.Table, tx: psycopg.Connection) -> None:
     write(tx, values)
     if bad := [value for value in values if is_bad(value)]:
         raise ValueError(f"cannot load {bad[0]}")
+
+
+def tell_batch(table: pa.Table, batch: Batch, tx: psycopg.Connection) -> None:
+    """All that a handler of tables can know, as text: of each record, and of the batch."""
+    with_metadata = [repr((row, record)) for row, record in zip(table.to_pylist(), batch, strict=True)]
+    told = [
+        str(table.schema), f"{batch.topic}/{batch.partition}@{batch.first}-{batch.last}", batch.id, len(batch),
+        batch.attempt, bool(batch), batch.keys, batch.values, batch.offsets, batch.timestamps, batch.headers, batch[3],
+        list(batch[2:5]), batch[2:5].id, batch[-1].offset, *with_metadata,
+    ]  # fmt: skip
+    for number, each in enumerate(told):
+        tx.execute("insert into seen values (%s)", (f"{number:03} {each!r}",))

@@ -17,9 +17,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from kconsume import Batch, DeadLetter, Partition, Retry
 from kconsume.cluster import Cluster
-from kconsume.errors import Fenced, HandlerFailed, OffsetGap, OffsetOutOfRange, TopicRecreated
-from kconsume.spark import StreamBatch, for_each_partition, foreach_batch, starting_offsets
+from kconsume.errors import Fenced, HandlerFailed, KconsumeError, OffsetGap, OffsetOutOfRange, TopicRecreated
+from kconsume.spark import StreamBatch, for_each_partition, foreach_batch, request_stop, starting_offsets
 from tests.fix_kafka import create_topic, delete_topics, produce
+from tests.spark.conftest import OpenShop
 from tests.spark.shop import Shop, load, load_rows, load_strictly, load_table_strictly, texts, values_of, write
 from tests.waiting import eventually
 
@@ -276,6 +277,88 @@ def test_records_that_a_handler_rejects_leave_through_the_outbox(
         assert look.execute("select count(*) from kconsume_outbox").fetchone() == (0,)
 
 
+def test_a_query_that_is_started_again_with_the_same_foreach_batch_goes_on(
+    shop: Shop, spark: SparkSession, group: str
+) -> None:
+    """After a failure, after its end, and after a stop of which nobody told it."""
+    calls: list[str] = []
+
+    def failing_once(df: DataFrame, tx: psycopg.Connection) -> None:
+        load(df, tx)
+        calls.append(str(shop.offsets(group)))
+        if len(calls) == 1:
+            raise ConnectionError("the first call")
+
+    batches = foreach_batch(failing_once, store=shop.url, group=group)
+    shop.fill(20)
+    with pytest.raises(HandlerFailed, match="the first call"):
+        batches.wait(shop.query(spark, batches))
+    batches.wait(shop.query(spark, batches))
+    assert shop.is_exact()
+    shop.fill(20, "more")
+    shop.query(spark, batches).awaitTermination()
+    shop.fill(20, "most")
+    batches.wait(shop.query(spark, batches, "new"))
+    assert shop.is_exact()
+    assert len(calls) == 4
+    assert shop.offsets(group) == {0: 60, 1: 60, 2: 60}
+
+
+def test_a_foreach_batch_of_two_queries_at_once_is_refused_and_the_first_goes_on(
+    shop: Shop, spark: SparkSession, group: str
+) -> None:
+    shop.fill(20)
+    batches = foreach_batch(load, store=shop.url, group=group)
+    first = shop.query(spark, batches, trigger={"processingTime": "0 seconds"})
+    eventually(shop.is_exact, within=120, what="the first query to consume")
+    second = shop.query(spark, batches, "second")
+    with pytest.raises(StreamingQueryException, match="call foreach_batch for each query"):
+        second.awaitTermination()
+    shop.fill(20, "more")
+    eventually(shop.is_exact, within=120, what="the first query to go on")
+    assert first.isActive
+    assert batches.drain()
+
+
+def test_one_function_in_one_group_reads_two_topics_in_two_queries(
+    open_shop: OpenShop, spark: SparkSession, group: str
+) -> None:
+    shops = [open_shop(), open_shop()]  # in one database
+
+    def consumed() -> bool:
+        return shops[0].seen() == sorted(shops[0].written + shops[1].written)
+
+    running = [foreach_batch(load, store=shop.url, group=group) for shop in shops]
+    for shop, each in zip(shops, running, strict=True):
+        shop.fill(20)
+        shop.query(spark, each, shop.topic, trigger={"processingTime": "0 seconds"})
+        eventually(consumed, within=120, what="the query to consume")
+    # Each speaks again after the other has begun, and has heard of nobody else.
+    said = beats_of(shops[0])
+    eventually(lambda: not said.intersection(beats_of(shops[0])), within=60, what="signs of life of both")
+    assert {owner for owner, _ in beats_of(shops[0])} == {each.owner for each in running}
+    assert [each.failure for each in running] == [None, None]
+    for shop in shops:
+        shop.fill(20, "more")
+    eventually(consumed, within=120, what="both queries to go on")
+    names = ["load", f"load {shops[1].topic}"]
+    assert request_stop(shops[0].url, group, "load") == names
+    eventually(lambda: all(each._over.is_set() for each in running), within=120, what="both to drain")
+    shops[1].fill(20, "last")
+    again = foreach_batch(load, store=shops[1].url, group=group)
+    again.wait(shops[1].query(spark, again, shops[1].topic))
+    assert consumed()
+    with shops[0].look() as look:  # each has its own row again, and their numbers are one series
+        rows = look.execute("select name, topics, number from kconsume_streams order by name").fetchall()
+    assert [(name, topics) for name, topics, _ in rows] == [(n, [s.topic]) for n, s in zip(names, shops, strict=True)]
+    assert min(number for *_, number in rows) >= 2
+
+
+def beats_of(shop: Shop) -> set[tuple[object, ...]]:
+    with shop.look() as look:
+        return set(look.execute("select owner, beat_at from kconsume_streams"))
+
+
 def test_a_handler_that_fails_for_good_ends_the_query_with_its_own_error(
     shop: Shop, spark: SparkSession, group: str
 ) -> None:
@@ -287,6 +370,25 @@ def test_a_handler_that_fails_for_good_ends_the_query_with_its_own_error(
         run(shop, spark, load_table_strictly, f"{group}-rows")
     assert shop.offsets(group) == {0: 0, 1: 0, 2: 0}
     assert all(not value.startswith("bad") for value in shop.seen())
+
+
+def ask_too_much(df: DataFrame, batch: Batch, tx: psycopg.Connection) -> None:
+    assert batch.first
+
+
+@for_each_partition
+def ask_too_much_of_rows(rows: Iterator[pa.RecordBatch], batch: Batch, tx: psycopg.Connection) -> None:
+    assert batch.keys
+
+
+@pytest.mark.parametrize("handler", [ask_too_much, ask_too_much_of_rows], ids=["driver", "executors"])
+def test_a_handler_that_asks_for_what_its_batch_does_not_know_makes_no_dead_letters(
+    shop: Shop, spark: SparkSession, group: str, handler: Any
+) -> None:
+    shop.fill(5)
+    with pytest.raises(KconsumeError, match="has its records in the frame"):
+        run(shop, spark, handler, group, on_error=DeadLetter(table="failed"), retry=Retry(3, wait=0))
+    assert shop.offsets(group) == {0: 0, 1: 0, 2: 0}
 
 
 def test_an_attempt_that_fails_is_undone_and_made_again(shop: Shop, spark: SparkSession, group: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -68,3 +69,32 @@ def test_the_jars_of_another_spark_are_refused_by_a_stream_that_opens_before_any
         assert said[where].startswith("Spark's Kafka source does not fit PySpark 4.2.0 (")
         assert f"use exactly {jars.all_coordinates()}" in said[where]
     assert said["claimed"] == "0"
+
+
+# The Python of the executors
+
+
+def run_without_activating(mode: str, scratch: Path) -> dict[str, str]:
+    """With a `python3` on the PATH that has none of the packages, as outside of a virtual environment."""
+    (scratch / "bin").mkdir()
+    (scratch / "bin" / "python3").symlink_to(sys._base_executable)  # type: ignore[attr-defined]
+    environment = driver_environment()
+    del environment["PYSPARK_PYTHON"]
+    environment["PATH"] = f"{scratch / 'bin'}{os.pathsep}{environment['PATH']}"
+    command = [sys.executable, "-m", "tests.spark.python_program", mode, str(scratch)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return dict(line.split(": ", 1) for line in done.stdout.splitlines() if ": " in line)
+
+
+def test_the_executors_of_a_session_that_kconsume_opens_have_the_drivers_python(tmp_path: Path) -> None:
+    """Though the virtual environment is not activated."""
+    assert run_without_activating("ours", tmp_path) == {"executors": sys.executable}
+
+
+def test_a_session_whose_executors_have_another_python_is_refused_with_the_fix(tmp_path: Path) -> None:
+    said = run_without_activating("theirs", tmp_path)
+    assert list(said) == ["stream", "own"]
+    for refusal in said.values():
+        assert refusal.startswith("the Python of the executors, 'python3', cannot run a handler (ModuleNotFoundError:")
+        assert f"PYSPARK_PYTHON={sys.executable}" in refusal

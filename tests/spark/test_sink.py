@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import psycopg
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -29,6 +30,7 @@ from tests.unit.fakes import FakeMessage
 pytestmark = pytest.mark.timeout(400)  # the first of them waits for Spark to start, on cores that others use too
 
 BATCH = Batching(records=300, wait=0.3)
+Transform = Callable[[DataFrame], DataFrame]
 
 
 class Click(msgspec.Struct):
@@ -161,13 +163,22 @@ class TestFiles:
         """Offsets that are forgotten are the worst that a kill between write and commit can do."""
         for size in (300, 170):
             sink = SparkSink(path=tmp_path / "clicks", format=form, rows=Click)
-            written(app_of(kafka, f"{group}-{size}"), filled, sink, Batching(size, 0.3))
+            written(app_of(kafka, group), filled, sink, Batching(size, 0.3))
         read = spark.read.format(form).load(str(tmp_path / "clicks"))
         assert read.schema.simpleString() == "struct<id:bigint,word:string>"
         assert sorted(row.id for row in read.select("id").collect()) == IDS
         names = sorted(path.name for path in (tmp_path / "clicks").glob("offsets-*"))
         assert len(names) >= 8
         assert all(name.startswith(f"offsets-{filled}-") and name.endswith(f".{form}") for name in names)
+
+    def test_options_reach_the_files(
+        self, spark: SparkSession, kafka: KafkaService, filled: str, group: str, tmp_path: Path
+    ) -> None:
+        options = {"compression": "gzip", "parquet.enable.dictionary": "false"}
+        written(app_of(kafka, group), filled, SparkSink(path=tmp_path / "clicks", rows=Click, options=options))
+        file = next((tmp_path / "clicks").glob("offsets-*.parquet"))
+        words = pyarrow.parquet.read_metadata(file).row_group(0).column(1)
+        assert (words.path_in_schema, words.compression, words.has_dictionary_page) == ("word", "GZIP", False)
 
     def test_records_as_they_are_and_a_transform(
         self, spark: SparkSession, kafka: KafkaService, filled: str, group: str, tmp_path: Path
@@ -177,7 +188,7 @@ class TestFiles:
 
         for size in (600, 350):  # the second reads again what the first has written, cut elsewhere
             sink = SparkSink(path=tmp_path / "clicks", transform=doubled)
-            app = app_of(kafka, f"{group}-{size}")
+            app = app_of(kafka, group)
             app.consume(filled, batch=Batching(size, 0.3))(sink)
             app.catch_up()
             produce(kafka.bootstrap, filled, clicks(2, 100), partition=0)
@@ -185,6 +196,20 @@ class TestFiles:
         assert Counter((row.partition, row.twice) for row in rows) == Counter(
             (partition, 2 * n) for partition, count in ((0, 1100), (1, 1000)) for n in range(count)
         )
+
+    def test_two_sinks_of_one_topic_write_all_of_their_rows_into_one_folder(
+        self, spark: SparkSession, kafka: KafkaService, filled: str, group: str, tmp_path: Path
+    ) -> None:
+        def keep(rest: int) -> Transform:
+            return lambda frame: frame.where(f"id % 2 = {rest}")
+
+        app = app_of(kafka, group)
+        for rest in (0, 1):
+            sink = SparkSink(path=tmp_path / "clicks", rows=Click, transform=keep(rest), name=f"rest_{rest}")
+            app.consume(filled, batch=BATCH, group=f"{group}-{rest}")(sink)
+        app.catch_up()
+        rows = spark.read.parquet(str(tmp_path / "clicks")).select("id").collect()
+        assert sorted(row.id for row in rows) == IDS
 
 
 class TestPostgres:
@@ -201,15 +226,25 @@ class TestPostgres:
     ) -> None:
         for size in (300, 170):
             sink = SparkSink(table=table, url=postgres_url, rows=Click)
-            written(app_of(kafka, f"{group}-{size}"), filled, sink, Batching(size, 0.3))
+            written(app_of(kafka, group), filled, sink, Batching(size, 0.3))
         assert self.ids(database) == IDS
+
+    def test_two_sinks_of_one_topic_write_all_of_their_rows_into_one_table(
+        self, kafka: KafkaService, filled: str, group: str, postgres_url: str, database: psycopg.Connection, table: str
+    ) -> None:
+        app = app_of(kafka, group)
+        for reader in ("one", "two"):
+            sink = SparkSink(table=table, url=postgres_url, rows=Click, name=f"copy_{reader}")
+            app.consume(filled, batch=BATCH, group=f"{group}-{reader}")(sink)
+        app.catch_up()
+        assert self.ids(database) == sorted(IDS * 2)
 
     def test_control_without_the_range_it_is_written_twice(
         self, kafka: KafkaService, filled: str, group: str, postgres_url: str, database: psycopg.Connection, table: str
     ) -> None:
         for size in (300, 170):
             sink = SparkSink(table=table, url=postgres_url, rows=Click)
-            written(app_of(kafka, f"{group}-{size}"), filled, sink, Batching(size, 0.3))
+            written(app_of(kafka, group), filled, sink, Batching(size, 0.3))
             database.execute("delete from kconsume_sink_ranges")
         assert self.ids(database) == sorted(IDS * 2)
 

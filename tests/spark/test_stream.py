@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,11 +13,13 @@ from typing import Any
 
 import psycopg
 import pytest
+from confluent_kafka import Producer
 from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from kconsume import App, Batch
+from kconsume import App, Batch, Batching, Partition
+from kconsume.backends import PostgresStore
 from kconsume.errors import CheckpointMismatch, ConfigurationError, HandlerFailed, InvalidHandler, StreamTaken
 from kconsume.spark import (
     ForeachBatch,
@@ -29,7 +32,8 @@ from kconsume.spark import (
 )
 from tests.chaos.form import form, printed_seed
 from tests.fix_kafka import produce
-from tests.spark.shop import AvailableNow, Shop, load, load_rows, load_table, values_of
+from tests.spark.conftest import OpenShop
+from tests.spark.shop import AvailableNow, Shop, load, load_rows, load_table, tell_batch, values_of
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
@@ -71,6 +75,33 @@ def test_one_app_goes_from_engine_to_engine_and_nothing_is_lost_or_done_twice(
     shop.fill(10, "e")
     run(shop, spark, app_of(shop, group, load))
     assert shop.is_exact()
+
+
+def test_a_handler_of_tables_gets_the_same_table_and_batch_embedded_and_in_executors(
+    open_shop: OpenShop, spark: SparkSession, group: str
+) -> None:
+    shop = open_shop(1)
+    producer, now = Producer({"bootstrap.servers": shop.bootstrap}), round(time.time() * 1000)
+    for number in range(20):
+        headers: Any = [("trace", b"1"), ("trace", None), ("grün", b"\xff")] if number % 3 else None
+        key, value = (None, b"v") if number % 2 else (b"k%d" % number, None if number % 4 else b"")
+        producer.produce(shop.topic, value, key, headers=headers, timestamp=now + number)
+    producer.flush(30)
+    app = App(shop.bootstrap, group=group, offsets=shop.url)
+    app.consume(shop.topic, batch=Batching(20, 60))(tell_batch)
+    app.catch_up()
+    embedded = shop.seen()
+    with shop.look() as look:
+        look.execute("delete from seen")
+    store = PostgresStore(shop.url)
+    store.reset(group, {Partition(shop.topic, 0): 0})
+    store.close()
+    session = spark.newSession()
+    session.conf.set("spark.sql.session.timeZone", "America/New_York")
+    session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "7")
+    run(shop, session, app_of(shop, group, tell_batch))
+    assert shop.seen() == embedded
+    assert len(embedded) == 15 + 20
 
 
 def test_a_plan_that_was_begun_is_carried_out_as_it_was_though_the_checkpoint_is_gone(

@@ -191,7 +191,7 @@ class TestOptions:
             ({"order": "key"}, "order='key' is unknown to this version: it keeps partition order"),
             ({"executor": "process"}, "executor='process' is unknown: choose 'thread' or 'inline'"),
             ({"start": "beginning"}, "start='beginning' is unknown: choose 'earliest', 'latest' or 'error'"),
-            ({"on_error": "ignore"}, "on_error='ignore' is unknown: choose 'stop', 'skip' or DeadLetter"),
+            ({"on_error": "ignore"}, "on_error='ignore' is unknown: choose 'stop', 'hold', 'skip' or DeadLetter"),
             ({"concurrency": 0}, "concurrency=0 leaves nothing to run"),
             ({"chunk": 0}, "chunk=0 leaves nothing to run"),
             ({"chunk": -5}, "chunk=-5 leaves nothing to run"),

@@ -11,7 +11,7 @@ from confluent_kafka import Message as ClientMessage
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kconsume.errors import ClientFailed, InstanceTaken, OffsetOutOfRange, TopicNotFound
+from kconsume.errors import ClientFailed, InstanceTaken, NotAuthorized, OffsetOutOfRange, TopicNotFound, UnreadableBatch
 from kconsume.records import Partition
 from kconsume.runtime import arrivals
 from kconsume.runtime.arrivals import Arrivals
@@ -57,6 +57,13 @@ def sort(messages: list[Event], one_topic: str | None = "orders", instance: str 
     return sorter
 
 
+def _offsets(sorter: Arrivals, messages: list[Event]) -> dict[Partition, list[int]]:
+    found: dict[Partition, list[int]] = {}
+    for partition, run in sorter.sort(cast("list[ClientMessage]", messages)):
+        found.setdefault(partition, []).extend(message.offset() for message in run)
+    return found
+
+
 STREAM = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.booleans()), max_size=40)
 """Steps: of which partition, how far its offset goes on, whether its end is reported first."""
 
@@ -97,8 +104,6 @@ class TestEvents:
     @pytest.mark.parametrize(
         ("code", "error"),
         [
-            (KafkaError._AUTO_OFFSET_RESET, OffsetOutOfRange),
-            (KafkaError.UNKNOWN_TOPIC_OR_PART, TopicNotFound),
             (KafkaError._FATAL, ClientFailed),
             (KafkaError.GROUP_AUTHORIZATION_FAILED, ClientFailed),
             (KafkaError.FENCED_INSTANCE_ID, InstanceTaken),
@@ -111,9 +116,59 @@ class TestEvents:
         sorter.raise_fault()
 
     def test_the_first_fault_is_the_one_that_is_raised(self) -> None:
-        sorter = sort([event(KafkaError._AUTO_OFFSET_RESET), event(KafkaError._FATAL)])
-        with pytest.raises(OffsetOutOfRange):
+        sorter = sort([event(KafkaError.GROUP_AUTHORIZATION_FAILED), event(KafkaError._FATAL)])
+        with pytest.raises(ClientFailed, match="allow this user READ on the group"):
             sorter.raise_fault()
+
+    def test_a_topic_that_is_not_there_is_that_topic_s_fault(self) -> None:
+        sorter = sort([record(0, 1), event(KafkaError.UNKNOWN_TOPIC_OR_PART)])
+        sorter.raise_fault()
+        assert isinstance(sorter.topic_faults["orders"], TopicNotFound)
+
+    @pytest.mark.parametrize(
+        ("code", "error"),
+        [
+            (KafkaError._AUTO_OFFSET_RESET, OffsetOutOfRange),
+            (KafkaError._BAD_MSG, UnreadableBatch),
+            (KafkaError._BAD_COMPRESSION, UnreadableBatch),
+            (KafkaError.MSG_SIZE_TOO_LARGE, UnreadableBatch),
+            (KafkaError.INVALID_RECORD, UnreadableBatch),
+        ],
+    )
+    def test_behind_what_is_wrong_with_a_partition_nothing_of_it_is_let_through(
+        self, code: int, error: type[Exception]
+    ) -> None:
+        """The client may read on behind it: later batches of the same fetch come after the error."""
+        bad, good = Partition("orders", 0), Partition("orders", 1)
+        sorter = Arrivals(None)
+        fetched = [record(0, 1), record(1, 1), event(code), record(0, 2), record(1, 2)]
+        assert _offsets(sorter, fetched) == {bad: [1], good: [1, 2]}
+        assert isinstance(sorter.faults[bad], error)
+        assert list(sorter.faults) == [bad]
+        sorter.raise_fault()
+        assert _offsets(sorter, [record(0, 3), record(1, 3)]) == {good: [3]}, "nor by a later fetch"
+        sorter.forget([bad])
+        assert _offsets(sorter, [record(0, 2)]) == {bad: [2]}, "until it is placed again"
+
+    def test_rights_that_are_missing_are_the_topic_s_fault(self) -> None:
+        sorter = sort([record(0, 1), event(KafkaError.TOPIC_AUTHORIZATION_FAILED)])
+        sorter.raise_fault()
+        assert isinstance(sorter.topic_faults["orders"], NotAuthorized)
+        assert (sorter.faults, sorter.stopped) == ({}, set())
+
+    @pytest.mark.parametrize(("topic", "offset"), [("", 0), ("orders", None)], ids=["the group", "a whole topic"])
+    def test_an_error_that_is_of_no_partition_holds_none(self, topic: str, offset: int | None) -> None:
+        """The client says partition 0 for both."""
+        made = event(KafkaError.INCONSISTENT_GROUP_PROTOCOL)
+        made._topic, made._offset = topic, cast(int, offset)
+        sorter = sort([record(0, 1), made, record(0, 2)])
+        assert sorter.faults == {}
+        assert [trouble.code() for trouble in sorter.trouble] == [KafkaError.INCONSISTENT_GROUP_PROTOCOL]
+
+    def test_control_without_the_stop_what_is_unreadable_would_be_passed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Arrivals, "_stop", lambda *_: None)
+        fetched = [record(0, 1), event(KafkaError._BAD_MSG), record(0, 3)]
+        assert _offsets(Arrivals(None), fetched) == {Partition("orders", 0): [1, 3]}
 
     def test_what_the_client_mends_itself_is_only_told(self) -> None:
         sorter = sort([event(KafkaError._TRANSPORT)])

@@ -8,6 +8,7 @@ import pytest
 
 from kconsume.backends import MemoryStore, Position
 from kconsume.backends.abc import Positions
+from kconsume.backends.claiming import granted
 from kconsume.errors import ClientFailed, Fenced, StoreUnavailable
 from kconsume.records import Partition
 from kconsume.runtime.commits import Entry, GroupLedger, Marks, Receipt, StoreLedger
@@ -30,7 +31,7 @@ def errands() -> Iterator[Errands]:
 
 def held(store: MemoryStore) -> dict[Partition, Holding]:
     """The partitions, claimed and held."""
-    claimed = store.claim(GROUP, PARTITIONS, "me", lambda ps: dict.fromkeys(ps, Position(0)))
+    claimed = granted(store.claim(GROUP, PARTITIONS, "me", lambda ps: dict.fromkeys(ps, Position(0))))
     holdings = {}
     for partition, position in claimed.items():
         holdings[partition] = Holding(partition)
@@ -113,7 +114,8 @@ ONE, TWO = ({p: Entry(Holding(p), offset, p)} for p, offset in [(PARTITIONS[0], 
 
 
 def answer(marks: Marks, error: str | None = None, refusal: ClientFailed | None = None) -> CommitResult:
-    return CommitResult({p: entry.offset for p, entry in marks.items()}, error, refusal, GENERATION)
+    refused = {} if error is None else dict.fromkeys(marks)
+    return CommitResult({p: entry.offset for p, entry in marks.items()}, error, refusal, refused, GENERATION)
 
 
 def test_an_answer_is_taken_for_the_commit_that_it_names_whatever_the_order() -> None:
@@ -134,6 +136,16 @@ def test_what_is_refused_for_good_is_raised() -> None:
     with pytest.raises(ClientFailed, match="not allowed"):
         ledger.collect()
     assert not ledger.busy
+
+
+def test_an_offset_that_is_refused_does_not_hold_back_the_others() -> None:
+    """One topic is gone; the broker answers for each partition by itself."""
+    source = Group()
+    ledger = GroupLedger(source)
+    both = {**ONE, **TWO}
+    ledger.send(both)
+    source.commit_results.append(answer(both, "unknown topic")._replace(refused=dict.fromkeys(TWO)))
+    assert ledger.collect() == Receipt(ONE, {}, "unknown topic", GENERATION)
 
 
 def test_what_is_advisory_may_be_refused_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from kconsume import BatchError, DecodeError, Sender
 from kconsume.backends import Position
+from kconsume.backends.claiming import granted
 from kconsume.errors import ConfigurationError, InvalidHandler, SendFailed
 from kconsume.failures.policy import OnError, Policy
 from kconsume.handler import bind
@@ -128,7 +129,7 @@ class Bench:
         self.course = Course(self.binding, Policy(case.on_error), stores=stores)
 
     def claim(self) -> Position:
-        return self.store.claim(GROUP, [ORDERS], "me", lambda ps: dict.fromkeys(ps, Position(0)))[ORDERS]
+        return granted(self.store.claim(GROUP, [ORDERS], "me", lambda ps: dict.fromkeys(ps, Position(0))))[ORDERS]
 
     def _plan_interruptions(self) -> None:
         case, count = self.case, len(self.case.offsets)

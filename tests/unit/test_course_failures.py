@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from kconsume import BatchError, DeadLetter, Record, Retry
 from kconsume.backends import Position
+from kconsume.backends.claiming import granted
 from kconsume.errors import SendFailed, TooManyFailures
 from kconsume.failures.dead_letter import Gauge
 from kconsume.failures.policy import OnError, Policy
@@ -82,7 +83,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.failures: Counter[int] = Counter()
-        position = self.store.claim(GROUP, [ORDERS], "me", lambda ps: dict.fromkeys(ps, Position(0)))[ORDERS]
+        position = granted(self.store.claim(GROUP, [ORDERS], "me", lambda ps: dict.fromkeys(ps, Position(0))))[ORDERS]
         self.lane = Lane(
             ORDERS, InlineLanes(SimpleQueue()), self.work, epoch=position.epoch, start=0, scope="shop:T",
             pace=Pace(1000),

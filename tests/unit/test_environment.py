@@ -181,7 +181,7 @@ class TestHandlers:
             ("CHUNK", "1.5", "a whole number above zero"),
             ("EXECUTOR", "fork", "thread or inline"),
             ("START", "beginning", "earliest or latest or error"),
-            ("ON_ERROR", "explode", "stop or skip"),
+            ("ON_ERROR", "explode", "stop or hold or skip"),
             ("ORDER", "random", "partition or key or none"),
             ("RATE", "0", "records, or records/seconds, above zero"),
             ("RATE", "50/0", "records, or records/seconds, above zero"),

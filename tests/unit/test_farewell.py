@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kconsume import console
+from kconsume.errors import HandlerFailed, OffsetOutOfRange
 from kconsume.records import Partition
 from kconsume.runtime.supervisor import Report
 
@@ -26,9 +27,22 @@ def test_a_clean_end_is_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ({"unsent": 3}, "  left 3 records in the outbox: whoever has their partitions next sends them"),
         ({"abandoned": [Partition("orders", 0)]}, "  abandoned orders/0: its handler had not ended at the deadline"),
+        ({"held": {Partition("orders", 3): OffsetOutOfRange("it is gone")}}, "  held orders/3: it is gone"),
         ({"hung": ["shop"]}, "  left group shop without closing: the client did not come back in time"),
     ],
 )
 def test_what_was_left_is_said(capsys: pytest.CaptureFixture[str], left: dict[str, object], line: str) -> None:
     console.farewell(replace(CLEAN, **left))  # type: ignore[arg-type]
     assert capsys.readouterr().err.splitlines()[2].startswith(line)
+
+
+def test_a_record_that_holds_its_partition_is_named_with_the_command_that_shows_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KCONSUME_APP", "shop:app")
+    failed = HandlerFailed("reserve", "orders/3@7", ValueError("no such sku"))
+    console.farewell(replace(CLEAN, held={Partition("orders", 3): failed}))
+    assert capsys.readouterr().err.splitlines()[2:] == [
+        "  held orders/3: reserve failed on orders/3@7: ValueError: no such sku",
+        "  see it again: kconsume try shop:app orders/3@7",
+    ]

@@ -68,15 +68,15 @@ record_headers = st.none() | st.lists(st.tuples(names, st.binary()), max_size=2)
 timestamps = st.sampled_from([(0, 0), (1, 5), (2, 2**62)])
 
 
-@given(texts, texts, record_headers, timestamps, st.none() | st.binary(), st.booleans())
+@given(texts, texts, record_headers, timestamps, st.none() | st.binary(), st.booleans(), st.sampled_from([0, 7]))
 def test_a_letter_that_leaves_at_once_is_the_one_that_is_kept(
-    text: str, group: str, headers: Any, timestamp: tuple[int, int], value: bytes | None, later: bool
+    text: str, group: str, headers: Any, timestamp: tuple[int, int], value: bytes | None, later: bool, reset: int
 ) -> None:
     message = FakeMessage(value, offset=7, key=value, partition=3, headers=headers, timestamp=timestamp)
     rung = Rung("orders.retry.1", 1, 12.5) if later else None
     error = raised(LookupError(text))
-    told = letter_of(message, error, group=group, scope=f"{group}:T", attempts=2, rung=rung)
-    draft = Draft(message, cause_of(error), group, f"{group}:T", 2, rung)
+    told = letter_of(message, error, group=group, scope=f"{group}:T", attempts=2, rung=rung, reset_epoch=reset)
+    draft = Draft(message, cause_of(error), group, f"{group}:T", 2, rung, reset)
     assert draft.letter() == told
     assert draft.outgoing("dead") == told.outgoing("dead")
     assert told.outgoing("dead").topic == ("orders.retry.1" if later else "dead")

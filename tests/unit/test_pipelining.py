@@ -11,6 +11,7 @@ import pytest
 
 from kconsume import Record
 from kconsume.backends import Position
+from kconsume.backends.claiming import granted
 from kconsume.errors import Conflict, Fenced, StoreUnavailable
 from kconsume.failures.policy import OnError, Policy
 from kconsume.handler import bind
@@ -58,7 +59,7 @@ class Bench:
         self.outcomes: list[Outcome] = []
         self.raises: dict[int, list[Exception]] = {}
         """What the handler raises at an offset, one after the other."""
-        epoch = store.claim(GROUP, [ORDERS], "me", lambda ps: dict.fromkeys(ps, Position(0)))[ORDERS].epoch
+        epoch = granted(store.claim(GROUP, [ORDERS], "me", lambda ps: dict.fromkeys(ps, Position(0))))[ORDERS].epoch
         pace = Pace(1000)
         pace.size = 1000
         self.lane = Lane(

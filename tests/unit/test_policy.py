@@ -29,10 +29,13 @@ def test_a_handler_that_ends_the_process_is_not_skipped_over(error: BaseExceptio
 
 @pytest.mark.parametrize("unknown", ["ignore", "STOP", "", None, True])
 def test_an_unknown_choice_is_refused_with_those_there_are(unknown: object) -> None:
-    with pytest.raises(ConfigurationError, match=r"on_error=.* is unknown: choose 'stop', 'skip' or DeadLetter"):
+    with pytest.raises(
+        ConfigurationError, match=r"on_error=.* is unknown: choose 'stop', 'hold', 'skip' or DeadLetter"
+    ):
         Policy(unknown)  # type: ignore[arg-type]
 
 
 def test_a_policy_says_in_words_what_it_does() -> None:
     assert "stops the process; its offset is not passed" in str(Policy("stop"))
     assert "skipped" in str(Policy("skip"))
+    assert "holds its partition; its offset is not passed" in str(Policy("hold"))

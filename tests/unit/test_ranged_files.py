@@ -16,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kconsume.errors import ConfigurationError
-from kconsume.spark.ranged_files import NOTES, Note, RangedFiles, Source
+from kconsume.spark.ranged_files import NOTES, Note, RangedFiles, Sink, Source
 
 CLICKS = Source("clicks", 3, "Xb3k")
+ETL = Sink("etl")
 
 
 class Killed(BaseException):
@@ -45,7 +46,7 @@ def visible(folder: Path) -> list[int]:
 
 
 def files_in(folder: Path) -> RangedFiles:
-    return RangedFiles(folder, ".txt", "group")
+    return RangedFiles(folder, ".txt", ETL)
 
 
 def test_a_file_has_the_name_of_its_range_and_readers_see_nothing_else(tmp_path: Path) -> None:
@@ -84,7 +85,7 @@ def test_a_file_that_cannot_be_put_in_its_place_is_an_error_and_stays(tmp_path: 
             return super()._noted(source, at, note)
 
     with pytest.raises(FileNotFoundError):
-        write(Elsewhere(tmp_path, ".txt", "group"), 0, 1)
+        write(Elsewhere(tmp_path, ".txt", ETL), 0, 1)
     assert visible(tmp_path) == []
     assert files_in(tmp_path).end(CLICKS) == 2
     assert visible(tmp_path) == [0, 1]
@@ -125,7 +126,7 @@ def killed_at(step: int, work: Callable[[], None]) -> bool:
     return True
 
 
-batches = st.lists(st.tuples(st.integers(1, 30), st.none() | st.integers(0, 16)), min_size=1, max_size=12)
+batches = st.lists(st.tuples(st.integers(1, 30), st.none() | st.integers(0, 20)), min_size=1, max_size=12)
 
 
 @given(batches)
@@ -147,13 +148,13 @@ class Blind(RangedFiles):
 
 
 def test_control_without_the_chain_a_range_of_another_size_is_there_twice(tmp_path: Path) -> None:
-    assert after_kills(tmp_path, [(10, 9), (4, None), (6, None)], Blind) != []
+    assert after_kills(tmp_path, [(10, 13), (4, None), (6, None)], Blind) != []
 
 
 def after_kills(folder: Path, plan: list[tuple[int, int | None]], kind: type[RangedFiles]) -> list[str]:
     """A consumer that is killed and starts again where its last batch began: what is wrong with the folder."""
     offset, wrong = 0, []
-    files = kind(folder, ".txt", "group")
+    files = kind(folder, ".txt", ETL)
     for size, step in plan:
         last = offset + size - 1
         survived = killed_at(100_000 if step is None else step, partial(write, files, offset, last))
@@ -163,7 +164,7 @@ def after_kills(folder: Path, plan: list[tuple[int, int | None]], kind: type[Ran
         if survived:
             offset = last + 1
         else:
-            files = kind(folder, ".txt", "group")
+            files = kind(folder, ".txt", ETL)
     write(files, offset, offset)
     seen = visible(folder)
     if seen[: offset + 1] != list(range(offset + 1)) or len(seen) != len(set(seen)):
@@ -176,7 +177,7 @@ def at_once(folder: Path, kind: type[RangedFiles], writers: int = 4, most: int =
     together = threading.Barrier(writers)
 
     def consume(size: int) -> None:
-        files = kind(folder, ".txt", f"writer-{size}")
+        files = kind(folder, ".txt", ETL, f"writer-{size}")
         together.wait(20)
         for first in range(0, most, size):
             write(files, first, min(first + size, most) - 1)
@@ -205,3 +206,100 @@ def test_a_file_system_without_hard_links_is_refused(tmp_path: Path, monkeypatch
     with pytest.raises(ConfigurationError, match="without hard links"):
         write(files_in(tmp_path), 0, 1)
     assert visible(tmp_path) == []
+
+
+# Several sinks in one folder
+
+
+OTHER = Sink("other")
+
+
+def in_folder(folder: Path, sink: Sink) -> RangedFiles:
+    return RangedFiles(folder, ".txt", sink)
+
+
+class Before(RangedFiles):
+    """As the version before wrote: one chain, whoever writes, and no note of whose it is."""
+
+    def _take_the_first_chain(self, source: Source) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("other", [OTHER, Sink("etl", "odd")], ids=["another group", "another name"])
+def test_two_sinks_write_all_of_their_rows_into_one_folder(tmp_path: Path, other: Sink) -> None:
+    for start in range(0, 10, 5):
+        for sink in (ETL, other):
+            write(in_folder(tmp_path, sink), start, start + 4)
+    assert visible(tmp_path) == sorted([*range(10), *range(10)])
+    for sink in (ETL, other):  # each knows what it has written
+        write(in_folder(tmp_path, sink), 0, 9)
+    assert visible(tmp_path) == sorted([*range(10), *range(10)])
+
+
+def test_control_with_one_chain_for_all_the_second_sink_loses_its_rows(tmp_path: Path) -> None:
+    for sink in (ETL, OTHER):
+        write(Before(tmp_path, ".txt", sink), 0, 4)
+    assert visible(tmp_path) == [0, 1, 2, 3, 4]
+
+
+def test_two_sinks_that_begin_at_the_same_time_share_no_chain(tmp_path: Path) -> None:
+    together = threading.Barrier(4)
+
+    def begin(sink: Sink) -> None:
+        files = in_folder(tmp_path, sink)
+        together.wait(20)
+        write(files, 0, 4)
+
+    threads = [threading.Thread(target=begin, args=(Sink(f"group-{n}"),)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert visible(tmp_path) == sorted([0, 1, 2, 3, 4] * 4)
+    assert len(list((tmp_path / NOTES / "owners").iterdir())) == 1
+
+
+@given(batches)
+def test_a_kill_at_any_step_of_the_second_sink_leaves_no_offset_twice_and_loses_none(
+    plan: list[tuple[int, int | None]],
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        first = in_folder(Path(folder), OTHER)
+        end = first.end(CLICKS)
+        with first.aside(CLICKS) as aside:
+            aside.mkdir()
+            empty = aside / "part-0"
+            empty.write_text("")  # so that what is visible is the second sink's
+            assert first.put(CLICKS, empty, end, 0, 0)
+        assert after_kills(Path(folder), plan, RangedFiles) == []
+
+
+def test_a_folder_of_the_version_before_is_gone_on_with_by_old_and_new_processes_side_by_side(tmp_path: Path) -> None:
+    old = Before(tmp_path, ".txt", ETL)
+    write(old, 0, 4)
+    new = in_folder(tmp_path, ETL)
+    write(new, 0, 6)  # of a partition that came over before its offset had passed
+    write(old, 5, 9)  # and went back
+    write(new, 8, 11)
+    assert visible(tmp_path) == list(range(12))
+
+
+def test_a_second_sink_does_not_take_the_chain_that_an_earlier_version_of_the_first_goes_on_with(
+    tmp_path: Path,
+) -> None:
+    write(Before(tmp_path, ".txt", ETL), 0, 4)
+    write(in_folder(tmp_path, OTHER), 0, 4)
+    write(in_folder(tmp_path, ETL), 0, 6)
+    assert visible(tmp_path) == sorted([*range(5), *range(7)])
+
+
+def test_a_kill_between_the_note_and_its_file_is_made_good_by_the_version_after(tmp_path: Path) -> None:
+    class Killing(Before):
+        def _place(self, note: Note) -> None:
+            raise Killed
+
+    with pytest.raises(Killed):
+        write(Killing(tmp_path, ".txt", ETL), 0, 4)
+    assert visible(tmp_path) == []
+    write(in_folder(tmp_path, ETL), 0, 6)
+    assert visible(tmp_path) == list(range(7))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kconsume.backends.outbox_table import LEASE, NOBODYS, Posted
+from kconsume.backends.outbox_table import LEASE, NO_TARGETS, NOBODYS, Posted, Targets
 from kconsume.errors import SendFailed, StoreUnavailable
 from kconsume.line import Delivery
 from kconsume.output import Outgoing
@@ -18,6 +18,7 @@ from kconsume.records import Partition
 from kconsume.runtime import relay as implementation
 from kconsume.runtime import strand as strands
 from kconsume.runtime.budget import Deadline
+from kconsume.runtime.limits import Limits
 from kconsume.runtime.relay import FULL, Relay
 from kconsume.runtime.strand import LOT, Strand
 from tests.waiting import eventually
@@ -41,12 +42,12 @@ class Rows:
         self._guard = threading.RLock()
         self._number = 0
 
-    def leave(self, partition: Partition, values: Sequence[str]) -> list[Posted]:
+    def leave(self, partition: Partition, values: Sequence[str], topic: str = "out") -> list[Posted]:
         """As a transaction that commits."""
         with self._guard:
             first = self._number + 1
             self._number += len(values)
-            rows = [Posted(number, outgoing(value)) for number, value in enumerate(values, first)]
+            rows = [Posted(number, outgoing(value, topic)) for number, value in enumerate(values, first)]
             self.rows.setdefault(partition, []).extend(rows)
             return rows
 
@@ -54,14 +55,16 @@ class Rows:
         with self._guard:
             return [value_of(row.outgoing) for row in self.rows.get(partition, [])]
 
-    def posted(self, group: str, epochs: Mapping[Partition, int], most: int) -> dict[Partition, list[Posted]]:
+    def posted(
+        self, group: str, epochs: Mapping[Partition, int], most: int, targets: Mapping[Partition, Targets] = NO_TARGETS
+    ) -> dict[Partition, list[Posted]]:
         assert group == "shop"
         with self._guard:
             self.reads += 1
             self.asked.append(most)
             self._must_be_here()
             ours = [p for p, epoch in epochs.items() if self.epochs.get(p) == epoch and self.rows.get(p)]
-            found = {p: self.rows[p][:most] for p in ours}
+            found = {p: chosen(self.rows[p], targets.get(p))[:most] for p in ours}
         self.after_read()
         return found
 
@@ -74,12 +77,12 @@ class Rows:
                 assert group == ("" if partition == NOBODYS else "shop")
                 self.rows[partition] = [row for row in self.rows[partition] if row.number not in set(gone)]
 
-    def strays(self, owner: str, most: int) -> list[Posted]:
+    def strays(self, owner: str, most: int, targets: Targets | None = None) -> list[Posted]:
         assert owner == "me"
         with self._guard:
             self.renewals += 1
             self._must_be_here()
-            return self.rows.get(NOBODYS, [])[:most]
+            return chosen(self.rows.get(NOBODYS, []), targets)[:most]
 
     def forget_origins(self) -> None:
         self.forgotten += 1
@@ -124,6 +127,9 @@ class Broker:
                 lot.confirm()
         return lot.future
 
+    def deliver_alone(self, sent: Outgoing) -> Future[Delivery]:
+        return self.deliver_each([sent])
+
     @property
     def sent(self) -> list[str]:
         return [value for lot in self.lots for value in lot.values]
@@ -135,8 +141,14 @@ class Broker:
         return lot
 
 
-def outgoing(value: str) -> Outgoing:
-    return Outgoing(value.encode(), None, (), "out")
+def outgoing(value: str, topic: str = "out") -> Outgoing:
+    return Outgoing(value.encode(), None, (), topic)
+
+
+def chosen(rows: Sequence[Posted], targets: Targets | None) -> list[Posted]:
+    if targets is None:
+        return [*rows]
+    return [row for row in rows if (row.outgoing.topic in targets.topics) is not targets.others]
 
 
 def value_of(sent: Outgoing) -> str:
@@ -153,16 +165,16 @@ class Stage:
         """Whether the store tells the numbers of what was written."""
         self.relay = self.another()
 
-    def another(self) -> Relay:
-        return Relay(self.store, "shop", self.broker, "me")  # type: ignore[arg-type]
+    def another(self, limits: Limits | None = None) -> Relay:
+        return Relay(self.store, "shop", self.broker, "me", limits)  # type: ignore[arg-type]
 
     def open(self, *partitions: Partition, epoch: int = 1) -> None:
         for partition in partitions or (FIRST,):
             self.store.epochs[partition] = epoch
             self.relay.open(partition, epoch)
 
-    def write(self, values: Sequence[str], partition: Partition = FIRST) -> None:
-        rows = self.store.leave(partition, values)
+    def write(self, values: Sequence[str], partition: Partition = FIRST, topic: str = "out") -> None:
+        rows = self.store.leave(partition, values, topic)
         self.relay.wrote(partition, len(values), rows if self.numbered else ())
 
     def answered(self, lot: Lot) -> None:
@@ -429,8 +441,103 @@ def test_that_something_is_refused_is_said_once_and_not_each_time(
     stage.write(["1"])
     eventually(lambda: len(stage.broker.lots) > 5, what="tried again and again")
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith("outbox waits partition=orders/0 rows=1 again_in=")
-    assert said.endswith("cause=the topic is not there")
+    assert said.startswith("outbox_blocked partition=orders/0 group=shop topic=out row=1 rows=1 cause=")
+    assert "cause=the topic is not there;" in said
+    assert "kconsume outbox list, then drop or dead-letter 1 --to TOPIC" in said
+
+
+def test_a_row_that_is_refused_is_named_with_its_cause_and_holds_its_topic_alone(stage: Stage) -> None:
+    stage.broker.refused = {"bad"}
+    stage.open()
+    stage.write(["bad"], topic="missing")
+    stage.write(["1", "2"])
+    eventually(lambda: stage.relay.blocked, what="it is known")
+    stage.write(["behind"], topic="missing")
+    (blocked,) = stage.relay.blocked
+    assert (blocked.partition, blocked.topic, blocked.number) == (FIRST, "missing", 1)
+    assert blocked.cause == "the topic is not there"
+    stage.write(["3"])
+    eventually(lambda: stage.store.left() == ["bad", "behind"], what="the other topic goes on")
+    assert [value for value in stage.broker.sent if value.isdigit()] == ["1", "2", "3"]
+    assert "behind" not in stage.broker.sent
+    stage.broker.refused = set()
+    stage.settled()
+    assert stage.broker.sent[-2:] == ["bad", "behind"]
+    assert not stage.relay.blocked
+
+
+def test_a_row_that_is_deleted_while_it_is_blocked_is_not_sent_again(stage: Stage) -> None:
+    stage.broker.refused = {"bad"}
+    stage.open()
+    stage.write(["bad"])
+    eventually(lambda: stage.relay.blocked, what="it is known")
+    stage.write(["behind"])
+    with stage.store._guard:
+        stage.store.rows[FIRST] = [row for row in stage.store.rows[FIRST] if value_of(row.outgoing) != "bad"]
+        stage.broker.refused = set()
+        tried = len(stage.broker.lots)
+    stage.settled()
+    assert stage.broker.sent[tried + 1 :] in ([], ["behind"])
+    assert stage.broker.sent[-1] == "behind"
+    assert not stage.relay.blocked
+
+
+def test_what_is_blocked_is_said_again_after_a_minute(
+    stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "kconsume.outbox")
+    monkeypatch.setattr(strands, "_BLOCKED_SAID_EVERY", 0.2)
+    stage.broker.refused = {"1"}
+    stage.open()
+    stage.write(["1"])
+    eventually(lambda: len(caplog.messages) >= 3, what="said again")
+    assert all(message.startswith("outbox_blocked partition=orders/0") for message in caplog.messages)
+
+
+def test_who_leaves_does_not_wait_for_what_is_blocked(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    stage.broker.refused = {"bad"}
+    stage.open()
+    stage.write(["bad"])
+    eventually(lambda: stage.relay.blocked, what="it is known")
+    stage.write(["behind"])
+    budget = Deadline(3600.0)
+    assert stage.relay.finish([FIRST], budget) == 2
+    assert not stage.relay.blocked
+    assert stage.store.left() == ["bad", "behind"], "the next owner sends them"
+
+
+def test_a_row_that_is_blocked_while_the_store_is_away_is_sent_when_both_are_back(stage: Stage) -> None:
+    stage.broker.refused = {"bad"}
+    stage.open()
+    stage.write(["bad"])
+    eventually(lambda: stage.relay.blocked, what="it is known")
+    stage.store.away = True
+    known = stage.store.renewals
+    eventually(lambda: stage.store.renewals > known + 2, what="it is asked again")
+    assert stage.store.renewals < known + 1_000, "after a rest"
+    stage.broker.refused, stage.store.away = set(), False
+    stage.settled()
+    assert stage.is_empty()
+
+
+def test_a_topic_whose_broker_does_not_answer_holds_up_no_other_topic(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strands, "SLOW", 0.2)
+    stage.open()
+    stage.write(["slow"], topic="slow")
+    lot = stage.broker.next()
+    stage.write(["behind"], topic="slow")
+    stage.write(["1"])
+    eventually(lambda: "1" in stage.broker.sent, what="the other topic goes on")
+    assert "behind" not in stage.broker.sent
+    stage.broker.refused = set()
+    for each in stage.broker.lots:
+        if each is not lot and not each.future.done():
+            each.confirm()
+    lot.confirm()
+    stage.settled()
+    assert stage.broker.sent == ["slow", "1", "behind"]
 
 
 def test_an_outlet_that_raises_is_like_one_that_refuses(stage: Stage) -> None:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from kconsume import App, BatchError, ConfigurationError, DeadLetter, DecodeError, Record, Retry, RetryTopics
 from kconsume.backends import Position
+from kconsume.backends.claiming import granted
 from kconsume.backends.outbox_table import Posted
 from kconsume.errors import StoreUnavailable
 from kconsume.failures.letters import Rung, letter_of, read_marks
@@ -253,6 +254,30 @@ def test_marks_that_somebody_else_wrote_on_a_rung_are_no_reason_to_stumble(writt
     assert letter.timestamp is not None
 
 
+def reset_said(message: FakeMessage, reset_epoch: int) -> str | None:
+    letter = letter_of(message, LookupError(), group=GROUP, scope="shop:T", attempts=1, reset_epoch=reset_epoch)
+    return read_marks(letter.marks).get("reset")
+
+
+def test_the_reset_of_the_first_place_stays_through_all_rungs() -> None:
+    first = letter_of(FakeMessage(b"v"), LookupError(), group=GROUP, scope="shop:T", attempts=1, reset_epoch=5)
+    one = FakeMessage(b"v", topic="r1", headers=list(first.marks))
+    assert reset_said(one, reset_epoch=9) == "5", "and not that of the retry topic"
+    assert reset_said(letter_on(None, FakeMessage(b"v")), reset_epoch=9) is None, "as the version before wrote it"
+
+
+def test_the_reset_of_who_sent_a_record_is_not_that_of_who_fails_on_it() -> None:
+    sent = FakeMessage(b"v", headers=[("kconsume-origin", b"upstream:T:0:1#0"), ("kconsume-reset", b"5")])
+    assert reset_said(sent, reset_epoch=0) is None
+    assert reset_said(sent, reset_epoch=9) == "9"
+
+
+@pytest.mark.parametrize("written", [b"", b"x", b"-1", b"9" * 25])
+def test_a_reset_that_somebody_else_wrote_is_none(written: bytes) -> None:
+    first = letter_of(FakeMessage(b"v"), LookupError(), group=GROUP, scope="shop:T", attempts=1)
+    assert reset_said(FakeMessage(b"v", headers=[*first.marks, ("kconsume-reset", written)]), 0) is None
+
+
 # What is refused where the handler is decorated
 
 
@@ -463,7 +488,9 @@ class World:
 
     def _run(self, topic: str, messages: list[FakeMessage], start: int = 0) -> None:
         partition = Partition(topic, 0)
-        position = self.store.claim(GROUP, [partition], "me", lambda ps: dict.fromkeys(ps, Position(0)))[partition]
+        position = granted(self.store.claim(GROUP, [partition], "me", lambda ps: dict.fromkeys(ps, Position(0))))[
+            partition
+        ]
         work = self._work()
         lane = Lane(
             partition, InlineLanes(SimpleQueue()), work, epoch=position.epoch, start=start, scope=f"shop:{topic}",
@@ -746,10 +773,10 @@ def opened(store: BoxStore, topic: str) -> Iterator[BoxTx]:
         yield tx
 
 
-def take(intake: Intake, store: BoxStore, *messages: FakeMessage) -> list[int]:
+def take(intake: Intake, store: BoxStore, *messages: FakeMessage, reset_epoch: int = 0) -> list[int]:
     """The values of those that are fresh; what was noted is committed."""
     with opened(store, messages[0].topic()) as tx:
-        step = intake.admit(Try(cast(Any, messages), cast(Any, messages)), tx)
+        step = intake.admit(Try(cast(Any, messages), cast(Any, messages)), tx, reset_epoch)
         return [int(message.value() or b"") for message in cast(Try, step).records]
 
 
@@ -784,6 +811,30 @@ def test_who_did_not_ask_takes_repeats_but_those_on_its_own_topics() -> None:
     two = marked(1, "r2", origin=b"a", rung=b"2")
     assert [take(intake, store, one, again), take(intake, store, one)] == [[1], []]
     assert [take(intake, store, two), take(intake, store, two)] == [[1], []], "once for each rung"
+
+
+def test_after_a_reset_of_its_source_a_record_on_a_rung_is_another_and_its_repeat_is_not() -> None:
+    intake, store = Intake(["r1"], False), BoxStore()
+    before = marked(1, "r1", origin=b"a", rung=b"1")
+    after = marked(2, "r1", origin=b"a", rung=b"1", reset=b"5")
+    assert [take(intake, store, each) for each in (before, after, after, before)] == [[1], [2], [], []]
+    assert take(intake, store, after, reset_epoch=9) == [], "it is the reset of the source that counts"
+
+
+def test_what_the_version_before_took_in_is_known_and_what_is_taken_in_without_a_reset_it_knows() -> None:
+    intake, store = Intake(["r1"], True), BoxStore()
+    take(intake, store, marked(1, "r1", origin=b"a", rung=b"1"))
+    take(intake, store, marked(1, origin=b"b"))
+    assert store.seen == {"a/0/1", "b"}
+
+
+def test_who_drops_repeats_takes_them_after_a_reset_of_the_sender_or_of_its_own() -> None:
+    intake, store = Intake([], True), BoxStore()
+    plain, sent_anew = marked(1, origin=b"a"), marked(2, origin=b"a", reset=b"5")
+    for message in (plain, sent_anew):
+        for reset_epoch in (0, 9):
+            taken = [take(intake, store, message, reset_epoch=reset_epoch) for _ in range(2)]
+            assert taken == [[int(message.value() or b"")], []]
 
 
 def test_what_a_person_sends_back_again_is_taken_in_again() -> None:

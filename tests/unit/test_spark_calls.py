@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import re
+import sys
+import tomllib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -12,14 +16,19 @@ import pytest
 from pyspark.sql import DataFrame
 
 from kconsume import App, Batch, DeadLetter, Record, Retry, RetryTopics
-from kconsume.errors import ConfigurationError, InvalidHandler
+from kconsume.errors import ConfigurationError, InvalidHandler, MissingExtra
 from kconsume.records import Partition
 from kconsume.spark import StreamBatch, for_each_partition, foreach_batch, stream
+from kconsume.spark.batch import RangeBatch
 from kconsume.spark.calls import read_call
 from kconsume.spark.kafka_options import source_options
+from kconsume.spark.letters import TableMessages
 from kconsume.spark.ranges import OffsetRange
 from tests.ids import short
 
+EXTRAS = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text())["project"][
+    "optional-dependencies"
+]
 OFFERED = (psycopg.Connection,)
 BATCH = StreamBatch("shop", (OffsetRange(Partition("orders", 0), 3, 9),), batch_id=4)
 
@@ -103,19 +112,58 @@ def test_a_frame_in_executors_is_refused() -> None:
 def test_a_batch_knows_its_ranges_and_not_its_records() -> None:
     assert BATCH.id == "shop:orders/0@3..9"
     assert bool(BATCH)
-    with pytest.raises(ConfigurationError, match="has its records in the frame"):
-        len(BATCH)
+    asked: list[Callable[[StreamBatch], object]] = [
+        len, list, lambda each: each[0], lambda each: each.topic, lambda each: each.partition, lambda each: each.first,
+        lambda each: each.last, lambda each: each.keys, lambda each: each.timestamps,
+    ]  # fmt: skip
+    for ask in asked:
+        with pytest.raises(ConfigurationError, match=r"has its records in the frame: use batch\.ranges"):
+            ask(BATCH)
     with pytest.raises(ConfigurationError, match=r"batch.reject\(\) needs a place for dead letters"):
         BATCH.reject(pa.table({}), "why")
+
+
+def test_a_batch_in_an_executor_knows_its_records_beside_a_table_and_its_bounds_beside_an_iterator() -> None:
+    ranges = (OffsetRange(Partition("orders", 2), 3, 9),)
+    table = pa.table({"topic": ["orders"] * 2, "partition": [2, 2], "offset": [4, 7], "key": [b"a", None]})
+    known = RangeBatch("shop", ranges, messages=TableMessages(table), scope="shop:id")
+    assert (known.topic, known.partition, known.first, known.last, known.keys) == ("orders", 2, 4, 7, [b"a", None])
+    assert known.id == "shop:id:2:4-7"
+    assert [record.offset for record in known] == [4, 7]
+    assert (known[-1].id, known[:1].offsets) == ("shop:id:2:7", [4])
+    bounded = RangeBatch("shop", ranges, scope="shop:id")
+    assert (bounded.topic, bounded.partition, bounded.first, bounded.last) == ("orders", 2, 3, 8)
+    assert bounded.id == "shop:orders/2@3..9"
+    with pytest.raises(ConfigurationError, match="has its records in the frame"):
+        len(bounded)
 
 
 def test_what_a_store_cannot_do_from_spark_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="RetryTopics, which are read by an embedded app"):
         foreach_batch(plain, store="memory://", group="shop", retry=RetryTopics(delays=(5,)))
+    with pytest.raises(ConfigurationError, match="on_error='hold', which stops one partition of an embedded app"):
+        foreach_batch(plain, store="memory://", group="shop", on_error="hold")
     with pytest.raises(ConfigurationError, match=r"has a DeadLetter, .* keep the offsets in PostgreSQL"):
         foreach_batch(plain, store="memory://", group="shop", on_error=DeadLetter("dead"), retry=Retry(2))
     with pytest.raises(InvalidHandler, match="asks for tx: Connection, which nobody provides"):
         foreach_batch(with_tx, store="memory://", group="shop")
+
+
+def test_the_extra_brings_what_a_handler_in_executors_needs() -> None:
+    """`mapInArrow` needs pandas, though nothing here does, and PySpark's own metadata asks for neither."""
+    names = {re.split("[^a-z]", line)[0] for line in EXTRAS["spark"]}
+    assert names == {"pyspark", "pyarrow", "pandas"}
+
+
+@pytest.mark.parametrize(("module", "said"), [("pandas", r"Pandas >= 2\.2"), ("pyarrow", "PyArrow >= 18")])
+def test_a_handler_in_executors_without_pandas_or_pyarrow_is_refused_with_the_extra(
+    module: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_call(of_records, (), "memory://")
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtra, match=rf"of_records is called in executors.*{said}.*'kconsume\[spark\]'"):
+        foreach_batch(of_records, store="postgresql://nowhere/shop", group="shop")
+    foreach_batch(plain, store="postgresql://nowhere/shop", group="shop")
 
 
 def test_spark_connect_is_told_why_not() -> None:

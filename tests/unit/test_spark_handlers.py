@@ -196,6 +196,16 @@ class TestTheSink:
             (lambda: SparkSink(path="hdfs:///clicks"), "not on a file system of this machine"),
             (lambda: SparkSink(table="a", format="jdbc", url="jdbc:mysql://x"), "names no PostgreSQL"),
             (lambda: SparkSink(table="a", format="jdbc", options={"a": "b"}), "written by COPY"),
+            (
+                lambda: SparkSink(path="a", options={"partitionBy": "day"}),
+                r"'partitionBy': …\}\) is not offered: a range",
+            ),
+            (lambda: SparkSink(path="a", options={"maxRecordsPerFile": "9"}), "of your own"),
+            (
+                lambda: SparkSink(path="a", options={"compresion": "zstd"}),
+                "Spark would ignore it: give compression, or",
+            ),
+            (lambda: SparkSink(path="a", options={"mode": "overwrite"}), "Spark would ignore it"),
         ],
     )
     def test_what_cannot_work_is_refused_where_it_is_written(self, build: Callable[[], object], said: str) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from kconsume.backends import SqliteStore
-from kconsume.backends.commit_note import note_of
 from kconsume.cluster import Cluster, Committed, Group
 from kconsume.errors import BrokerUnavailable, ClientFailed, ConfigurationError
 from kconsume.records import Partition
@@ -31,13 +30,13 @@ def test_a_group_that_the_cluster_does_not_know_is_not_asked_for_its_offsets(tmp
     ours = claims(SqliteStore(tmp_path / "shop.db"), cluster)
     ours.is_new = True
     ours.survey(["orders"])
-    assert ours.claim([ORDERS])[ORDERS].next_offset == 10
+    assert ours.claim_all([ORDERS])[ORDERS].next_offset == 10
     assert cluster.times == 0
 
 
 def test_control_one_that_it_knows_is_asked_and_refused_if_they_are_kept_elsewhere(tmp_path: Path) -> None:
     cluster = Asked()
-    cluster.mirrored = {ORDERS: Committed(7, None, note_of("A", "another"))}
+    cluster.mirrored = {ORDERS: Committed(7, None, "kconsume/1 topic=A store=another")}
     with pytest.raises(ConfigurationError, match=f"group '{GROUP}' keeps its offsets in another store"):
         claims(SqliteStore(tmp_path / "shop.db"), cluster).survey(["orders"])
     assert cluster.times == 1

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from kconsume import DecodeError, Record
 from kconsume.backends import Position, SqliteStore, TransactionalStore
+from kconsume.backends.claiming import granted
 from kconsume.errors import Fenced, StoreError, StoreUnavailable
 from kconsume.failures.policy import OnError, Policy
 from kconsume.handler import Binding, bind
@@ -64,7 +65,7 @@ class Bench:
         self.start = start
 
     def claim(self, start: int = 0) -> Position:
-        return self.store.claim(GROUP, [ORDERS], "me", lambda ps: dict.fromkeys(ps, Position(start)))[ORDERS]
+        return granted(self.store.claim(GROUP, [ORDERS], "me", lambda ps: dict.fromkeys(ps, Position(start))))[ORDERS]
 
     @property
     def transactional(self) -> Work:
@@ -399,7 +400,7 @@ class TestOnSqlite:
 
 def on_sqlite(folder: Path, handle: Callable[..., None], offsets: Sequence[int]) -> list[Outcome]:
     store = SqliteStore(folder / "shop.db")
-    position = store.claim(GROUP, [ORDERS], "me", lambda ps: dict.fromkeys(ps, Position(0)))[ORDERS]
+    position = granted(store.claim(GROUP, [ORDERS], "me", lambda ps: dict.fromkeys(ps, Position(0))))[ORDERS]
     work = transactional_work(bind(handle, store.connection_types), Policy(), store)
     lane = Lane(
         ORDERS, InlineLanes(SimpleQueue()), work, epoch=position.epoch, start=0, scope="shop:A", pace=Pace(1000)

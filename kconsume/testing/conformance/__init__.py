@@ -14,6 +14,7 @@ import pytest
 # Before they are imported: an assertion that fails should say with which values, here as in a test file.
 pytest.register_assert_rewrite(
     "kconsume.testing.conformance.bench",
+    "kconsume.testing.conformance.claim_order",
     "kconsume.testing.conformance.fenced",
     "kconsume.testing.conformance.fencing_races",
     "kconsume.testing.conformance.offsets",

@@ -16,7 +16,17 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-from kconsume.backends.abc import FencedStore, OffsetStore, Position, Positions, TransactionalStore, Tx
+from kconsume.backends.abc import (
+    ClaimTerms,
+    FencedStore,
+    OffsetStore,
+    Position,
+    Positions,
+    Start,
+    TransactionalStore,
+    Tx,
+)
+from kconsume.backends.claiming import Answers, granted
 from kconsume.errors import Fenced, StoreError, StoreUnavailable
 from kconsume.records import Partition
 from kconsume.testing.conformance.asynchronous import AwaitedTx
@@ -132,9 +142,17 @@ class Owner:
         self, start: Callable[[Sequence[Partition]], Positions], *partitions: Partition
     ) -> dict[Partition, Position]:
         """Take partitions, with a `start` of the test's own."""
-        claimed = self.fenced.claim(self.bench.group, partitions, self.name, start)
+        claimed = granted(self.fenced.claim(self.bench.group, partitions, self.name, start))
         self.held.update(claimed)
         return claimed
+
+    def claim_under(self, terms: ClaimTerms, *partitions: Partition, start: Start | None = None) -> Answers:
+        """Take what is granted of these partitions, or of all, on these terms."""
+        chosen = partitions or tuple(self.bench.partitions)
+        begin = start or (lambda missing: dict.fromkeys(missing, Position(0)))
+        answers = self.fenced.claim(self.bench.group, chosen, self.name, begin, terms)
+        self.held.update({p: answer for p, answer in answers.items() if isinstance(answer, Position)})
+        return answers
 
     def reclaim(self, *partitions: Partition) -> dict[Partition, Position]:
         """Raise the epochs of what is held."""

@@ -1,7 +1,7 @@
 """The second level: a store that knows who owns a partition, by an epoch that only grows.
 
 An owner that was fenced is a zombie: it may not know it, and must not be able to move anything. What two owners do at
-the same moment is in `fencing_races.py`.
+the same moment is in `fencing_races.py`, and which claims come too late, in `claim_order.py`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from kconsume.backends.abc import OffsetStore, Position, Positions
+from kconsume.backends.abc import ALWAYS, NamedStore, OffsetStore, Position, Positions
 from kconsume.errors import Fenced, KconsumeError
 from kconsume.records import Partition
 from kconsume.testing.conformance.bench import Bench
+from kconsume.testing.conformance.claim_order import ClaimOrder
 from kconsume.testing.conformance.fencing_races import FencingRaces
 from kconsume.testing.conformance.offsets import ODD_NAMES, OffsetsSuite
 
@@ -29,7 +30,7 @@ NAMES_THAT_MEET = [
 """Group and topic, twice: other names, which a joined key or a lenient comparison would take for the same."""
 
 
-class FencedSuite(FencingRaces, OffsetsSuite):
+class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
     """Subclass it as `Test…`, with a fixture `subject` that gives a `Subject`."""
 
     # The claim
@@ -252,6 +253,23 @@ class FencedSuite(FencingRaces, OffsetsSuite):
         assert bench.rows()[first] == row
         assert bench.me.claim(first)[first].epoch > row.epoch
 
+    def test_what_comes_after_a_reset_is_told_from_what_came_before(self, bench: Bench) -> None:
+        """Else a record that is handled again because a user asked for it is taken for a repeat, and dropped."""
+        first, *_ = bench.partitions
+        begun = bench.me.claim(first)[first].reset_epoch
+        assert bench.me.claim(first)[first].reset_epoch == begun, "a claim is no reset"
+        bench.me.save({first: 50})
+        assert bench.rows()[first].reset_epoch == begun, "nor is a save"
+        bench.store.reset(bench.group, {first: 3})
+        reset = bench.me.claim(first)[first].reset_epoch
+        assert reset > begun
+        bench.store.delete(bench.group)
+        made_anew = bench.me.claim(first)[first].reset_epoch
+        assert made_anew > reset
+        bench.store.delete(bench.group, [first])
+        bench.store.reset(bench.group, {first: 3})
+        assert bench.rows()[first].reset_epoch > made_anew
+
     def test_a_reset_of_what_is_not_there_is_a_row_that_a_claim_takes_up(self, bench: Bench) -> None:
         first, *_ = bench.partitions
         bench.store.reset(bench.group, {first: 30})
@@ -280,6 +298,43 @@ class FencedSuite(FencingRaces, OffsetsSuite):
         with pytest.raises(Fenced):
             bench.me.reclaim(first)
         assert bench.rows() == {}
+
+    # Its name, and what was deleted: of a store that is a `NamedStore`
+
+    def test_its_name_is_one_for_every_object_on_the_place(self, bench: Bench) -> None:
+        """Else each start finds another store than the one that the group's offsets were copied from."""
+        named = _named(bench.store)
+        name = named.identity()
+        assert name
+        assert [named.identity(), _named(bench.open()).identity()] == [name, name]
+        bench.store.delete(bench.group)
+        assert named.identity() == name
+
+    def test_a_row_that_was_deleted_is_told_from_one_that_was_lost(self, bench: Bench) -> None:
+        named, (first, second, *others) = _named(bench.store), bench.partitions
+        assert named.deleted(bench.group, bench.partitions) == {}
+        epoch = max(bench.me.claim(first)[first].epoch for _ in range(2))
+        bench.me.claim(second)
+        bench.store.delete(bench.group, [first])
+        assert named.deleted(bench.group, bench.partitions) == {first: epoch}
+        assert named.deleted(f"{bench.group}-2", bench.partitions) == {}
+        made = bench.me.claim(first)[first].epoch
+        assert named.deleted(bench.group, [first])[first] < made, "what is lost from here on was not deleted"
+        bench.store.delete(bench.group)
+        assert named.deleted(bench.group, [first, second])[first] == made
+        assert named.deleted(bench.group, others) == dict.fromkeys(others, ALWAYS)
+
+    @pytest.mark.parametrize("chosen", ["the group", "partitions"])
+    def test_to_delete_what_is_not_there_is_known_until_it_is_made(self, bench: Bench, chosen: str) -> None:
+        """An owner whose rows are lost is told to delete them: that must help."""
+        named, (first, second, *_) = _named(bench.store), bench.partitions
+        bench.store.delete(bench.group, None if chosen == "the group" else [first, second])
+        assert named.deleted(bench.group, [first, second]) == dict.fromkeys((first, second), ALWAYS)
+        made = bench.me.claim(first)[first].epoch
+        bench.store.reset(bench.group, {second: 3})
+        left = named.deleted(bench.group, [first, second])
+        assert left[first] < made
+        assert left[second] < bench.rows()[second].epoch
 
     # The row
 
@@ -328,3 +383,9 @@ class FencedSuite(FencingRaces, OffsetsSuite):
             "claim": lambda _: bench.me.claim(first),
             "reclaim": lambda _: bench.me.reclaim(first),
         }
+
+
+def _named(store: OffsetStore) -> NamedStore:
+    if not isinstance(store, NamedStore):
+        pytest.skip("the store has no identity() and no deleted(), so one that has lost its rows is not noticed")
+    return store

@@ -9,8 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar, cast
 
-from kconsume.backends.abc import OutboxStore, PipeliningStore, Position, Positions, Start, TransactionalStore, Tx
-from kconsume.backends.outbox_table import Posted
+from kconsume.backends.abc import (
+    ClaimTerms,
+    OutboxStore,
+    PipeliningStore,
+    Position,
+    Positions,
+    Refused,
+    Start,
+    TransactionalStore,
+    Tx,
+)
+from kconsume.backends.outbox_table import NO_TARGETS, Posted, Targets
 from kconsume.output import Outgoing
 from kconsume.records import Partition
 
@@ -45,8 +55,10 @@ class OtherForm(Generic[S]):
     def save(self, group: str, positions: Positions) -> None:
         self._store.save(group, positions)
 
-    def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> dict[Partition, Position]:
-        return self._store.claim(group, partitions, owner, start)
+    def claim(
+        self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
+    ) -> dict[Partition, Position | Refused]:
+        return self._store.claim(group, partitions, owner, start, terms)
 
     def reclaim(self, group: str, epochs: Mapping[Partition, int], owner: str) -> dict[Partition, Position]:
         return self._store.reclaim(group, epochs, owner)
@@ -69,14 +81,16 @@ class OtherForm(Generic[S]):
 
     # Of a store that has an outbox
 
-    def posted(self, group: str, epochs: Mapping[Partition, int], most: int) -> dict[Partition, list[Posted]]:
-        return self._outbox.posted(group, epochs, most)
+    def posted(
+        self, group: str, epochs: Mapping[Partition, int], most: int, targets: Mapping[Partition, Targets] = NO_TARGETS
+    ) -> dict[Partition, list[Posted]]:
+        return self._outbox.posted(group, epochs, most, targets)
 
     def delivered(self, group: str, numbers: Mapping[Partition, Sequence[int]]) -> None:
         self._outbox.delivered(group, numbers)
 
-    def strays(self, owner: str, most: int) -> list[Posted]:
-        return self._outbox.strays(owner, most)
+    def strays(self, owner: str, most: int, targets: Targets | None = None) -> list[Posted]:
+        return self._outbox.strays(owner, most, targets)
 
     def posting(self, outgoing: Outgoing) -> tuple[str, Any]:
         return self._outbox.posting(outgoing)

@@ -213,12 +213,12 @@ class OffsetsSuite:
     def test_a_topic_that_was_made_again_is_an_error_and_not_a_jump(self, bench: Bench) -> None:
         """The offset means nothing in the new log: who goes on would skip records, or handle others twice."""
         first, *_ = bench.partitions
-        began = _claims(bench, "one").claim([first])
+        began = _claims(bench, "one").claim_all([first])
         bench.me.held.update(began)
         bench.me.save({first: 7}, topic_id=began[first].topic_id)
-        assert _claims(bench, "one").claim([first])[first].next_offset == 7
+        assert _claims(bench, "one").claim_all([first])[first].next_offset == 7
         with pytest.raises(TopicRecreated, match=r"offset 7 of topic id one.*now has id two"):
-            _claims(bench, "two").claim([first])
+            _claims(bench, "two").claim_all([first])
         assert bench.offsets() == {first: 7}
 
     def test_the_leader_epoch_is_kept_with_the_offset(self, bench: Bench) -> None:
@@ -236,6 +236,13 @@ class OffsetsSuite:
         bench.me.save({first: 7}, leader_epoch=4)
         bench.store.reset(bench.group, {first: 2})
         assert bench.rows()[first].leader_epoch is None
+
+    def test_a_reset_forgets_the_topic_s_id(self, bench: Bench) -> None:
+        """The offset is meant for the topic that is there now: it is how a user goes on in one that was made again."""
+        first, *_ = bench.partitions
+        bench.move({first: 7}, topic_id="old")
+        bench.store.reset(bench.group, {first: 0})
+        assert bench.rows()[first].topic_id is None
 
     def test_it_can_be_used_again_after_it_was_closed(self, bench: Bench) -> None:
         """An app closes its stores at the end of a run, and may run again."""

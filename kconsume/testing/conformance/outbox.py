@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from kconsume.backends.abc import NumberedTx, OutboxStore, OutboxTx
-from kconsume.backends.outbox_table import Posted
+from kconsume.backends.outbox_table import Posted, Targets
 from kconsume.errors import StoreUnavailable
 from kconsume.output import Outgoing
 from kconsume.records import Partition
@@ -88,6 +88,30 @@ class OutboxSuite(TransactionalSuite):
         numbers = [row.number for row in rows]
         assert numbers == sorted(set(numbers))
         assert read(bench.me, first, most=30) == rows[:30]
+
+    def test_rows_to_some_topics_or_to_all_others_are_read_apart(self, bench: Bench) -> None:
+        """Where a row to one topic is refused, those to other topics go on."""
+        first, second, *_ = bench.partitions
+        bench.me.claim(first, second)
+        for partition in (first, second):
+            with bench.me.transaction(partition) as handling:
+                _tx(handling).post(
+                    [Outgoing(f"{topic}{n}".encode(), None, (), topic) for n in range(3) for topic in "abc"]
+                )
+                handling.advance(0, 1)
+        epochs, store = {p: bench.me.held[p].epoch for p in (first, second)}, _store(bench.me)
+        found = store.posted(bench.group, epochs, 2, {first: Targets(("b",))})
+        assert {p: values(rows) for p, rows in found.items()} == {first: ["b0", "b1"], second: ["a0", "b0"]}
+        found = store.posted(bench.group, epochs, 4, {first: Targets(("a", "c"), others=True), second: Targets(("x",))})
+        assert {p: values(rows) for p, rows in found.items() if rows} == {first: ["b0", "b1", "b2"]}
+        store.delivered(bench.group, {first: [row.number for row in found[first]]})
+        assert values(read(bench.me, first)) == ["a0", "c0", "a1", "c1", "a2", "c2"], (
+            "what was not chosen is still there"
+        )
+        person(bench, "to orders.out")
+        assert values(store.strays("me", _ALL, Targets(("elsewhere",)))) == []
+        assert values(store.strays("me", _ALL, Targets(("elsewhere",), others=True))) == ["to orders.out"]
+        assert values(store.strays("me", _ALL, Targets(("orders.out",)))) == ["to orders.out"]
 
     def test_rows_are_those_of_their_partition_and_group(self, bench: Bench) -> None:
         first, second, third, *_ = bench.partitions

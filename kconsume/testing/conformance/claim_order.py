@@ -1,0 +1,154 @@
+"""The second level, when a claim comes late: the Kafka group's generation says which one is the rightful owner's.
+
+A process that was frozen, or a store that was slow, lets a claim arrive when the partition is another member's already.
+The row keeps the generation under which it was claimed, and a claim of an earlier one is refused.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+import pytest
+
+from kconsume.backends.abc import ClaimTerms, Position, Refused
+from kconsume.errors import Fenced
+from kconsume.records import Partition
+from kconsume.testing.conformance.bench import Bench, Owner, at_once
+
+RIVALS = 16
+
+
+class ClaimOrder:
+    """Part of `FencedSuite`."""
+
+    def test_a_claim_of_an_earlier_generation_is_refused_and_changes_nothing(self, bench: Bench) -> None:
+        """It would fence the rightful owner, who has the partition by the broker's word."""
+        first, *_ = bench.partitions
+        rightful = bench.owner("rightful")
+        rightful.claim_under(ClaimTerms(8), first)
+        before = bench.rows()
+        for generation in (7, 1):
+            assert str(first) in _refusal(bench.me.claim_under(ClaimTerms(generation), first), first)
+        assert bench.rows() == before
+        rightful.save({first: 5})
+
+    def test_a_claim_of_a_later_generation_is_granted_and_its_generation_is_kept(self, bench: Bench) -> None:
+        first, *_ = bench.partitions
+        for name, generation in (("one", 1), ("two", 2), ("three", 2**31 - 1)):
+            claimed = bench.owner(name).claim_under(ClaimTerms(generation), first)[first]
+            assert isinstance(claimed, Position)
+            assert (claimed.owner, claimed.generation) == (name, generation)
+            assert bench.rows()[first] == claimed
+
+    def test_generations_are_compared_as_numbers(self, bench: Bench) -> None:
+        """As text, 10 comes before 9."""
+        first, *_ = bench.partitions
+        bench.me.claim_under(ClaimTerms(9), first)
+        assert isinstance(bench.owner("later").claim_under(ClaimTerms(10), first)[first], Position)
+        assert _refusal(bench.me.claim_under(ClaimTerms(9), first), first)
+
+    def test_of_one_generation_only_the_owner_claims_again(self, bench: Bench) -> None:
+        """Two processes with one instance id have one generation: the broker says which of them is the member."""
+        first, *_ = bench.partitions
+        bench.me.claim_under(ClaimTerms(3), first)
+        assert isinstance(bench.me.claim_under(ClaimTerms(3), first)[first], Position)
+        before = bench.rows()
+        assert _refusal(bench.owner("twin").claim_under(ClaimTerms(3), first), first)
+        assert bench.rows() == before
+
+    def test_after_a_reset_the_owner_claims_again_and_who_comes_late_does_not(self, bench: Bench) -> None:
+        """A seek of the owner is a reset and a claim of the same generation."""
+        first, *_ = bench.partitions
+        bench.me.claim_under(ClaimTerms(3), first)
+        bench.store.reset(bench.group, {first: 30})
+        assert _refusal(bench.owner("late").claim_under(ClaimTerms(2), first), first)
+        claimed = bench.me.claim_under(ClaimTerms(3), first)[first]
+        assert isinstance(claimed, Position)
+        assert claimed.next_offset == 30
+
+    def test_a_row_without_a_generation_is_granted_to_any(self, bench: Bench) -> None:
+        """It was claimed by a process of an earlier version, or by one that is in no group."""
+        first, *_ = bench.partitions
+        assert bench.me.claim(first)[first].generation is None
+        assert isinstance(bench.owner("member").claim_under(ClaimTerms(1), first)[first], Position)
+
+    def test_a_claim_without_terms_is_granted_and_leaves_the_generation_as_it_is(self, bench: Bench) -> None:
+        first, *_ = bench.partitions
+        bench.owner("member").claim_under(ClaimTerms(5), first)
+        assert bench.me.claim(first)[first].generation == 5
+        assert bench.me.reclaim(first)[first].generation == 5
+        assert _refusal(bench.owner("late").claim_under(ClaimTerms(4), first), first)
+
+    def test_each_partition_of_a_claim_has_its_own_answer(self, bench: Bench) -> None:
+        """One that has gone to another member must not keep the others from flowing."""
+        first, second, third, fourth = bench.partitions
+        rightful = bench.owner("rightful")
+        rightful.claim_under(ClaimTerms(8), second)
+        answers = bench.me.claim_under(ClaimTerms(7), third, second, first)
+        assert {p for p, answer in answers.items() if isinstance(answer, Refused)} == {second}
+        assert set(answers) == {first, second, third}
+        bench.me.save({first: 5, third: 6})
+        rightful.save({second: 7})
+        assert bench.offsets() == {first: 5, second: 7, third: 6}
+        assert fourth not in bench.rows()
+
+    def test_a_claim_that_names_epochs_depends_on_these_alone(self, bench: Bench) -> None:
+        """A group that was deleted, or is another cluster's, counts its generations from the beginning; the broker has
+        confirmed the claimant since the row was read."""
+        first, *_ = bench.partitions
+        bench.owner("before").claim_under(ClaimTerms(40), first)
+        epoch = bench.rows()[first].epoch
+        claimed = bench.me.claim_under(ClaimTerms(2, {first: epoch}), first)[first]
+        assert isinstance(claimed, Position)
+        assert (claimed.owner, claimed.generation) == ("me", 2)
+        bench.me.save({first: 5})
+
+    def test_a_claim_that_names_epochs_is_refused_where_another_has_claimed_since(self, bench: Bench) -> None:
+        first, second, *_ = bench.partitions
+        epochs = {p: position.epoch for p, position in bench.me.claim(first, second).items()}
+        bench.owner("rival").claim_under(ClaimTerms(3), first)
+        before = bench.rows()
+        answers = bench.owner("confirmed").claim_under(ClaimTerms(9, epochs), first, second)
+        assert _refusal(answers, first)
+        assert isinstance(answers[second], Position)
+        assert bench.rows()[first] == before[first]
+
+    def test_a_claim_that_names_epochs_makes_no_row(self, bench: Bench) -> None:
+        """The row that was read has been deleted since; where to start is asked in a claim of its own."""
+        first, *_ = bench.partitions
+        terms = ClaimTerms(9, {first: 0})
+        answers = bench.me.claim_under(terms, first, start=lambda _: pytest.fail("asked where to start"))
+        assert _refusal(answers, first)
+        assert bench.rows() == {}
+
+    def test_of_16_claims_at_once_the_latest_generation_has_the_partitions_in_the_end(self, bench: Bench) -> None:
+        """Also where no row is there yet, and each of them is about to make it."""
+        rivals = [bench.owner(f"rival-{n}") for n in range(RIVALS)]
+
+        def claim(number: int, gate: threading.Barrier) -> Mapping[Partition, Position | Refused]:
+            gate.wait()
+            return rivals[number].claim_under(ClaimTerms(number + 1))
+
+        at_once(RIVALS, claim)
+        for partition, row in bench.rows().items():
+            assert (row.owner, row.generation) == (f"rival-{RIVALS - 1}", RIVALS)
+            granted = sorted(
+                (rival.held[partition].epoch, _generation(rival, partition))
+                for rival in rivals
+                if partition in rival.held
+            )
+            assert [generation for _, generation in granted] == sorted(generation for _, generation in granted)
+        assert len(bench.rows()) == len(bench.partitions)
+
+
+def _generation(rival: Owner, partition: Partition) -> int:
+    return rival.held[partition].generation or 0
+
+
+def _refusal(answers: Mapping[Partition, Position | Refused], partition: Partition) -> str:
+    """The words of the refusal; a position is none."""
+    answer = answers[partition]
+    assert isinstance(answer, Refused), answer
+    assert isinstance(answer.cause, Fenced)
+    return str(answer.cause)

@@ -1,0 +1,150 @@
+"""A batch that cannot be read holds its partition: nothing behind it is handled, and nothing is passed in silence.
+
+On a broker of its own, whose log files the test changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from kconsume import App, Partition
+from kconsume.errors import ConfigurationError, UnreadableBatch
+from kconsume.runtime import tenancy
+from kconsume.settings import ClientValue
+from kconsume.testing.services.kafka_local import LocalKafka
+from tests.fix_arena import Arena
+from tests.waiting import eventually
+
+BATCHES, EACH = 5, 10
+"""Of partition 1: batches of so many records; the third is damaged."""
+BEFORE, BEHIND = 2 * EACH, 3 * EACH
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[LocalKafka]:
+    with LocalKafka() as broker:
+        yield broker
+
+
+@pytest.fixture
+def arena(broker: LocalKafka) -> Iterator[Arena]:
+    arena = Arena("real", broker.bootstrap, None)
+    yield arena
+    arena.clean_up()
+
+
+@pytest.fixture(autouse=True)
+def attentive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tenancy, "LOOK_EVERY", 0.1)
+    monkeypatch.setattr(tenancy, "READ_AGAIN_EVERY", 0.5)
+
+
+class Log:
+    """The log file of a partition whose third batch is damaged by one byte."""
+
+    def __init__(self, broker: LocalKafka, topic: str, compression: str) -> None:
+        producer = Producer({"bootstrap.servers": broker.bootstrap, "compression.type": compression, "linger.ms": 1000})
+        self.values = [f"{number}:{'x' * 40}" for number in range(BATCHES * EACH)]
+        for at in range(0, len(self.values), EACH):
+            for value in self.values[at : at + EACH]:
+                producer.produce(topic, value, partition=1)
+            producer.flush()  # one batch
+        (self._file,) = Path(broker.folder).glob(f"data/{topic}-1/*.log")
+        data = self._file.read_bytes()
+        starts = [0]
+        while starts[-1] < len(data):  # base offset in 8 bytes, then the length of what follows in 4
+            starts.append(starts[-1] + 12 + int.from_bytes(data[starts[-1] + 8 : starts[-1] + 12], "big"))
+        assert len(starts) == BATCHES + 1, "one batch each"
+        self._at = starts[3] - 15  # among the values of the third
+
+    def flip(self) -> None:
+        """Damage it, or mend it."""
+        with self._file.open("r+b") as file:
+            file.seek(self._at)
+            (byte,) = file.read(1)
+            file.seek(self._at)
+            file.write(bytes([byte ^ 0xFF]))
+
+
+def member(arena: Arena, group: str, topic: str, seen: list[str], kafka: dict[str, ClientValue] | None = None) -> App:
+    app = arena.app(group, "memory://", kafka)
+
+    @app.consume(topic)
+    def handle(value: bytes) -> None:
+        seen.append(value.decode("latin-1"))
+
+    return app
+
+
+def held(app: App) -> dict[Partition, str]:
+    supervisor = app._supervisor
+    engines = supervisor.engines if supervisor is not None else ()
+    return {p: trouble.code for engine in engines for p, trouble in engine.loop.snapshot.held.items()}
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4"])
+def test_a_damaged_batch_holds_its_partition_until_it_is_mended_or_passed(
+    broker: LocalKafka, arena: Arena, group: str, compression: str
+) -> None:
+    topic, seen = arena.topic(2), list[str]()
+    log = Log(broker, topic, compression)
+    log.flip()
+    arena.produce(topic, ["good"], 0)
+    app = member(arena, group, topic, seen)
+    with app.running():
+        eventually(lambda: held(app) == {Partition(topic, 1): "unreadable_batch"}, what="it is held")
+        eventually(lambda: len(seen) == BEFORE + 1, what="all before it, and the other partition, are handled")
+        arena.produce(topic, ["later"], 0)
+        eventually(lambda: "later" in seen, what="the other goes on")
+        assert set(seen) == {*log.values[:BEFORE], "good", "later"}, "nothing of it and nothing behind it"
+        log.flip()  # as by a replica that has the batch whole
+        eventually(lambda: len(seen) == len(log.values) + 2, what="it goes on by itself")
+        eventually(lambda: held(app) == {}, what="nothing is held")
+    assert [value for value in seen if value in log.values] == log.values
+
+
+def test_a_damaged_batch_is_passed_by_a_seek_alone(broker: LocalKafka, arena: Arena, group: str) -> None:
+    topic, seen = arena.topic(2), list[str]()
+    log = Log(broker, topic, "none")
+    log.flip()
+    app = member(arena, group, topic, seen)
+    with pytest.raises(UnreadableBatch, match=rf"{topic}/1 has records that cannot be read .*Nothing was skipped"):
+        app.catch_up(idle=0.2)
+    assert seen == log.values[:BEFORE]
+    with app.running():
+        eventually(lambda: held(app) == {Partition(topic, 1): "unreadable_batch"}, what="it is held")
+        app.seek(Partition(topic, 1), BEHIND)
+        eventually(lambda: len(seen) == len(log.values) - EACH, what="it goes on behind it")
+    assert seen == log.values[:BEFORE] + log.values[BEHIND:]
+
+
+def test_a_record_above_a_limit_that_was_set_too_low_ends_the_app_with_its_name(arena: Arena, group: str) -> None:
+    """The client gives up the connection, again and again, and names no partition: every partition of that broker would
+    stand still. Left alone, the limit is the highest that there is."""
+    topic, seen = arena.topic(2), list[str]()
+    limits: dict[str, ClientValue] = {
+        "fetch.max.bytes": 1000,
+        "message.max.bytes": 1000,
+        "receive.message.max.bytes": 1512,
+    }
+    arena.produce(topic, ["a" * 5000], 1)
+    with pytest.raises(ConfigurationError, match=r"receive\.message\.max\.bytes=1512 .*raise it"):
+        member(arena, group, topic, seen, limits).catch_up(idle=0.2)
+    member(arena, group, topic, seen).catch_up(idle=0.2)
+    assert seen == ["a" * 5000]
+
+
+def test_control_without_checksums_damaged_bytes_reach_the_handler(
+    broker: LocalKafka, arena: Arena, group: str
+) -> None:
+    topic, seen = arena.topic(2), list[str]()
+    log = Log(broker, topic, "none")
+    log.flip()
+    app = member(arena, group, topic, seen, {"check.crcs": False})
+    app.catch_up(idle=0.2)
+    assert len(seen) == len(log.values)
+    assert seen != log.values, "as if nothing had happened"
