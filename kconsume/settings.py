@@ -25,6 +25,11 @@ class Default(NamedTuple):
     why: str
 
 
+RECEIVE_LIMIT, HIGHEST_LIMIT = "receive.message.max.bytes", 2147483647
+"""The client of a consumer always has the highest. Above its limit it closes the connection to the broker, again and
+again, and names no partition (measured). A lower limit of the user is kept record by record, in `runtime/arrivals.py`.
+"""
+
 DEFAULTS = (
     Default(
         "partition.assignment.strategy", "cooperative-sticky", "range,roundrobin",
@@ -41,7 +46,7 @@ DEFAULTS = (
     Default("queued.min.messages", 20000, 100000, "enough for a fast handler; more only costs memory"),
     Default("queued.max.messages.kbytes", 16384, 65536, "bounds what the client holds, whatever the lag"),
     Default(
-        "receive.message.max.bytes", 2147483647, 100000000,
+        RECEIVE_LIMIT, HIGHEST_LIMIT, 100000000,
         "a record above it would stop every partition of its broker; the broker's own limits bound what comes",
     ),
     Default("socket.keepalive.enable", True, False, "a dead connection is noticed behind a firewall"),
@@ -107,6 +112,16 @@ def client_settings(
         }
     )
     return settings
+
+
+def record_limit(settings: Mapping[str, ClientValue]) -> int | None:
+    """The size in bytes above which a record holds its partition, if the user has set one."""
+    limit = settings.get(RECEIVE_LIMIT, HIGHEST_LIMIT)
+    try:
+        size = int(limit)
+    except ValueError:
+        raise ConfigurationError(f"kafka={{{RECEIVE_LIMIT!r}: {limit!r}}} is no number of bytes") from None
+    return size if size < HIGHEST_LIMIT else None
 
 
 SIDE: Mapping[str, int] = {"queued.max.messages.kbytes": 1024, "queued.min.messages": 1000}

@@ -23,6 +23,7 @@ from kconsume.errors import (
     UnreadableBatch,
 )
 from kconsume.records import Message, Partition
+from kconsume.settings import RECEIVE_LIMIT
 
 _error_of = ClientMessage.error
 # The stub says that they may be None; of a message without an error they are not.
@@ -88,8 +89,8 @@ _FIXES_OF_FATAL = {
 class Arrivals:
     """Sorts what was fetched."""
 
-    def __init__(self, instance: str | None) -> None:
-        """`instance`: the name of a static member."""
+    def __init__(self, instance: str | None, record_limit: int | None = None) -> None:
+        """`instance`: the name of a static member. `record_limit`: bytes above which a record holds its partition."""
         self.ends: set[Partition] = set()
         """Partitions whose end was reached, and of which nothing came since."""
         self.end_offsets: dict[Partition, int] = {}
@@ -117,6 +118,7 @@ class Arrivals:
         """Partitions with a fault. The client may read on behind it; nothing of that is let through until they are
         placed again, or what is unreadable would be passed in silence."""
         self._instance = instance
+        self._record_limit = record_limit
         self._reached: set[Partition] = set()
 
     def forget(self, partitions: Iterable[Partition]) -> None:
@@ -126,7 +128,7 @@ class Arrivals:
             self.faults.pop(partition, None)
 
     def sort(self, messages: list[ClientMessage]) -> Runs:
-        if self.stopped or any(map(_error_of, messages)):
+        if self.stopped or self._record_limit is not None or any(map(_error_of, messages)):
             messages = self._sift(messages)
         runs = self._runs(cast(list[Message], messages))
         if self.unproven:
@@ -181,7 +183,10 @@ class Arrivals:
             error = message.error()
             if error is not None:
                 self._judge(error, message)
-            elif not self.stopped or _partition_of(message) not in self.stopped:
+                continue
+            if self._record_limit is not None and (size := _size_of(message)) > self._record_limit:
+                self._stop(_partition_of(message), _too_large(message, size, self._record_limit))
+            if not self.stopped or _partition_of(message) not in self.stopped:
                 records.append(message)
                 self._reached.discard(_partition_of(message))
         return records
@@ -226,6 +231,10 @@ def _partition_of(message: ClientMessage) -> Partition:
     return Partition(message.topic() or "", message.partition() or 0)
 
 
+def _size_of(message: ClientMessage) -> int:
+    return len(message.key() or b"") + len(message.value() or b"")
+
+
 def _is_of_a_partition(message: ClientMessage) -> bool:
     """An error of the group has no topic, and one of a whole topic no offset; both have partition 0."""
     return bool(message.topic()) and message.offset() is not None
@@ -237,9 +246,17 @@ def _no_such_topic(topic: str) -> TopicNotFound:
 
 def _unreadable(partition: Partition, error: KafkaError) -> UnreadableBatch:
     return UnreadableBatch(
-        f"{partition} has records that cannot be read ({error.str()}): the batch is damaged on the broker, larger than "
-        f"receive.message.max.bytes in kafka={{...}}, or of a form that this client does not know. Nothing was "
-        f"skipped. Restore the log from a replica, raise the limit, or go on behind it with "
+        f"{partition} has records that cannot be read ({error.str()}): the batch is damaged on the broker, or of a form "
+        f"that this client does not know. Nothing was skipped. Restore the log from a replica, or go on behind it with "
+        f"store.reset(group, {{partition: offset}}), or app.seek(partition, offset)"
+    )
+
+
+def _too_large(message: ClientMessage, size: int, limit: int) -> UnreadableBatch:
+    partition = _partition_of(message)
+    return UnreadableBatch(
+        f"{partition}@{message.offset()} has {size:,} bytes, more than {RECEIVE_LIMIT}={limit} in kafka={{...}} "
+        f"allows. Nothing was skipped. Raise the limit, or go on behind it with "
         f"store.reset(group, {{partition: offset}}), or app.seek(partition, offset)"
     )
 

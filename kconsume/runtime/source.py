@@ -51,12 +51,11 @@ from kconsume.runtime.arrivals import Arrivals, Runs
 from kconsume.runtime.budget import Deadline
 from kconsume.runtime.client_log import client_log
 from kconsume.runtime.nudges import Nudges
-from kconsume.settings import ClientValue
+from kconsume.settings import HIGHEST_LIMIT, RECEIVE_LIMIT, ClientValue, record_limit
 
 LEAVE_WITHIN = 1.0
 """Seconds in which a rebalance usually ends: so long a member that leaves waits for it."""
 _MOMENT = 0.005
-_RECEIVE_LIMIT = "receive.message.max.bytes"
 _METADATA = b"CGMDv2:"
 """How the client's serialised group metadata begins; an int32 follows, the generation."""
 
@@ -146,7 +145,7 @@ class Source:
         self._nudges = Nudges()
         self.commit_results: list[CommitResult] = []
         instance = settings.get("group.instance.id")
-        self._arrivals = Arrivals(None if instance is None else str(instance))
+        self._arrivals = Arrivals(None if instance is None else str(instance), record_limit(settings))
         self._tenant = tenant
         self.batch = batch
         """How many records are fetched at once, unless it is said."""
@@ -157,7 +156,6 @@ class Source:
         self._next_topics: list[str] | None = None
         """What is to be subscribed to after the rebalance that is on its way."""
         self._static = instance is not None
-        self._receive_limit = settings.get(_RECEIVE_LIMIT)
         self._eager = self.protocol is GroupProtocol.EAGER
         self._places: dict[Partition, Place] = {}
         """Where every assigned partition goes on. Under *eager*, to place one of them all are assigned anew."""
@@ -174,6 +172,7 @@ class Source:
             self._consumer = Consumer(
                 {
                     **settings,
+                    RECEIVE_LIMIT: HIGHEST_LIMIT,
                     "error_cb": self._on_error,
                     "on_commit": self._on_commit,
                 },
@@ -482,8 +481,6 @@ class Source:
         return self._arrivals.refusal(error, "the broker refused the offset commit")
 
     def _on_error(self, error: KafkaError) -> None:
-        if error.code() == KafkaError._BAD_MSG and _RECEIVE_LIMIT in error.str():
-            self._arrivals.park(_above_the_limit(self._receive_limit, error))
         self._arrivals.trouble.append(error)
 
     def _total(self, step: Callable[..., None], *arguments: object) -> None:
@@ -492,13 +489,6 @@ class Source:
             step(*arguments)
         except BaseException as error:  # noqa: BLE001  (parked, raised by the next fetch)
             self._arrivals.park(error)
-
-
-def _above_the_limit(limit: ClientValue | None, error: KafkaError) -> ConfigurationError:
-    return ConfigurationError(
-        f"a record is larger than {_RECEIVE_LIMIT}={limit} in kafka={{...}} allows, so nothing of its broker can be "
-        f"fetched ({error.str()}). Nothing was skipped: raise it above the largest record, or leave it out"
-    )
 
 
 def _element(partition: Partition, place: Place) -> TopicPartition:

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from kconsume import App, Partition
-from kconsume.errors import ConfigurationError, UnreadableBatch
+from kconsume.errors import UnreadableBatch
 from kconsume.runtime import tenancy
-from kconsume.settings import ClientValue
+from kconsume.runtime.client_log import client_log
+from kconsume.settings import RECEIVE_LIMIT, ClientValue
 from kconsume.testing.services.kafka_local import LocalKafka
 from tests.fix_arena import Arena
 from tests.waiting import eventually
@@ -122,20 +123,53 @@ def test_a_damaged_batch_is_passed_by_a_seek_alone(broker: LocalKafka, arena: Ar
     assert seen == log.values[:BEFORE] + log.values[BEHIND:]
 
 
-def test_a_record_above_a_limit_that_was_set_too_low_ends_the_app_with_its_name(arena: Arena, group: str) -> None:
-    """The client gives up the connection, again and again, and names no partition: every partition of that broker would
-    stand still. Left alone, the limit is the highest that there is."""
+LIMITS: dict[str, ClientValue] = {"fetch.max.bytes": 1000, "message.max.bytes": 1000, RECEIVE_LIMIT: 1512}
+LARGE = "a" * 5000
+
+
+def test_a_record_above_a_limit_that_was_set_holds_its_partition_and_no_other(arena: Arena, group: str) -> None:
     topic, seen = arena.topic(2), list[str]()
-    limits: dict[str, ClientValue] = {
-        "fetch.max.bytes": 1000,
-        "message.max.bytes": 1000,
-        "receive.message.max.bytes": 1512,
-    }
-    arena.produce(topic, ["a" * 5000], 1)
-    with pytest.raises(ConfigurationError, match=r"receive\.message\.max\.bytes=1512 .*raise it"):
-        member(arena, group, topic, seen, limits).catch_up(idle=0.2)
+    arena.produce(topic, ["before", LARGE, "behind"], 1)
+    app = member(arena, group, topic, seen, LIMITS)
+    with pytest.raises(UnreadableBatch, match=rf"{topic}/1@1 has 5,000 bytes, more than {RECEIVE_LIMIT}=1512 .* Raise"):
+        app.catch_up(idle=0.2)
+    assert seen == ["before"]
+    with app.running():
+        eventually(lambda: held(app) == {Partition(topic, 1): "unreadable_batch"}, what="it is held")
+        arena.produce(topic, ["other"], 0)
+        eventually(lambda: seen == ["before", "other"], what="the other partition goes on")
+        app.seek(Partition(topic, 1), 2)
+        eventually(lambda: seen == ["before", "other", "behind"], what="it goes on behind it")
+        eventually(lambda: held(app) == {}, what="nothing is held")
+
+
+def test_without_a_limit_a_large_record_is_read(arena: Arena, group: str) -> None:
+    topic, seen = arena.topic(2), list[str]()
+    arena.produce(topic, [LARGE], 1)
     member(arena, group, topic, seen).catch_up(idle=0.2)
-    assert seen == ["a" * 5000]
+    assert seen == [LARGE]
+
+
+def test_control_with_a_low_limit_of_its_own_the_client_stands_still_and_names_no_partition(arena: Arena) -> None:
+    topic, errors, seen = arena.topic(2), list[KafkaError](), list[str]()
+    arena.produce(topic, [LARGE], 1)
+    arena.produce(topic, ["other"], 0)
+    settings = {"bootstrap.servers": arena.bootstrap, "group.id": "bare", "error_cb": errors.append}
+    bare = Consumer({**settings, **LIMITS}, logger=client_log())
+    bare.assign([TopicPartition(topic, 1, 0)])
+
+    def complains() -> bool:
+        message = bare.poll(0.1)
+        if message is not None and message.error() is None:
+            seen.append(message.topic())
+        return sum(RECEIVE_LIMIT in error.str() for error in errors) > 1
+
+    try:
+        eventually(complains, what="it complains again and again")
+        assert not any(topic in error.str() for error in errors)
+        assert seen == []
+    finally:
+        bare.close()
 
 
 def test_control_without_checksums_damaged_bytes_reach_the_handler(
