@@ -27,7 +27,7 @@ class Default(NamedTuple):
 
 RECEIVE_LIMIT, HIGHEST_LIMIT = "receive.message.max.bytes", 2147483647
 """The client of a consumer always has the highest. Above its limit it closes the connection to the broker, again and
-again, and names no partition (measured). A lower limit of the user is kept record by record, in `runtime/arrivals.py`.
+again, and names no partition (measured). A lower limit of the user is kept record by record (`runtime/arrivals.py`).
 """
 
 DEFAULTS = (

@@ -246,7 +246,7 @@ def _no_such_topic(topic: str) -> TopicNotFound:
 
 def _unreadable(partition: Partition, error: KafkaError) -> UnreadableBatch:
     return UnreadableBatch(
-        f"{partition} has records that cannot be read ({error.str()}): the batch is damaged on the broker, or of a form "
+        f"{partition} has records that cannot be read ({error.str()}): the batch is damaged on the broker or of a form "
         f"that this client does not know. Nothing was skipped. Restore the log from a replica, or go on behind it with "
         f"store.reset(group, {{partition: offset}}), or app.seek(partition, offset)"
     )
