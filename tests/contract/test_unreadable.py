@@ -161,7 +161,7 @@ def test_control_with_a_low_limit_of_its_own_the_client_stands_still_and_names_n
     def complains() -> bool:
         message = bare.poll(0.1)
         if message is not None and message.error() is None:
-            seen.append(message.topic())
+            seen.append(str(message.topic()))
         return sum(RECEIVE_LIMIT in error.str() for error in errors) > 1
 
     try:
