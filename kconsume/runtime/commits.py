@@ -1,7 +1,7 @@
 """How watermarks reach the place where they are kept, and how we know that they did.
 
 Two ledgers with one contract: send a set of marks, one set at a time, and collect the receipts later; nothing
-here waits, but for `hand_over`. `GroupLedger` is the Kafka group itself; `StoreLedger` is any other store.
+here waits, but for `settle` and `hand_over`. `GroupLedger` is the Kafka group itself; `StoreLedger` is any other store.
 """
 
 from __future__ import annotations
@@ -57,6 +57,10 @@ class Ledger(Protocol):
 
     def collect(self) -> Receipt | None: ...
 
+    def settle(self, deadline: Deadline) -> None:
+        """Await the answer that is under way, if what is sent next depends on it."""
+        ...
+
     def hand_over(self, marks: Marks, deadline: Deadline) -> None:
         """Send the last marks of partitions that leave, so that they are kept before the next owner looks."""
         ...
@@ -106,6 +110,9 @@ class GroupLedger:
         confirmed = bool(kept) and generation == result.generation
         faults = {} if self._advisory else {p: (marks[p], why) for p, why in result.refused.items() if why is not None}
         return Receipt(kept, {}, result.error, generation if confirmed else None, faults)
+
+    def settle(self, deadline: Deadline) -> None:
+        """A commit does not depend on the one before, and its answer comes by polling."""
 
     def hand_over(self, marks: Marks, deadline: Deadline) -> None:  # noqa: ARG002  (nothing to wait for)
         # It goes out before the client's next join, on the same connection.
@@ -170,11 +177,15 @@ class StoreLedger:
             return Receipt({}, {}, str(error))
         raise error
 
+    def settle(self, deadline: Deadline) -> None:
+        """A row is moved from where the answer before says it is."""
+        if self._answer is not None:
+            wait([self._answer], timeout=deadline.left)
+
     def hand_over(self, marks: Marks, deadline: Deadline) -> None:
-        earlier = self._answer
-        self.send(marks)
-        futures = [f for f in (earlier, self._answer) if f is not None]
-        if wait(futures, timeout=deadline.left).not_done:
+        if not self.busy:
+            self.send(marks)
+        if self._answer is not None and wait([self._answer], timeout=deadline.left).not_done:
             _log.error("not saved in time, handled again by the next owner partitions=%s", ",".join(map(str, marks)))
 
     def _save(self, positions: dict[Partition, Position]) -> dict[Partition, BaseException]:

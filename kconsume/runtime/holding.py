@@ -56,8 +56,9 @@ class Holding:
         """The offset that the store is known to have."""
         self.mirrored: int | None = None
         """The offset that the Kafka group is known to have, where the store is another."""
-        self.held: set[str] = set()
-        """Why it is paused: 'claim', 'pressure', 'person', 'trouble'."""
+        self.held: set[str] = {"claim"}
+        """Why it is paused at the client: 'claim', 'pressure', 'person', 'trouble'. It is assigned paused, and nothing
+        but the answer to its claim takes 'claim' away."""
         self.trouble: Trouble | None = None
         """Why it is held, while it is."""
         self.answered = False
@@ -81,6 +82,11 @@ class Holding:
                 return self.confirmation
             case State.HELD:
                 return self.trouble
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether its next lane has to wait for the one before."""
+        return self.closed is not None and self.closed.occupied
 
     @property
     def watermark(self) -> int | None:
@@ -126,7 +132,7 @@ class Claim:
 
     @property
     def ready(self) -> bool:
-        return self._due.passed and not any(h.closed is not None and h.closed.occupied for h in self.holdings.values())
+        return bool(self.holdings) and self._due.passed and not any(h.is_awaited for h in self.holdings.values())
 
 
 class Confirmation:

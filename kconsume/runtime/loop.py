@@ -48,6 +48,7 @@ from kconsume.runtime.refusals import TurnedAway
 from kconsume.runtime.split_source import AnySource
 from kconsume.runtime.tenancy import SAY_EVERY, Tenancy
 from kconsume.runtime.trouble import Trouble
+from kconsume.runtime.waits import flows, waits_for
 
 _log = logging.getLogger("kconsume.loop")
 
@@ -80,6 +81,8 @@ class Snapshot:
     abandoned: tuple[Partition, ...] = ()
     held: Mapping[Partition, Trouble] = field(default_factory=dict)
     """Partitions that are held, and why."""
+    waits: Mapping[Partition, tuple[str, ...]] = field(default_factory=dict)
+    """Partitions that do not flow, and the causes for which they wait."""
 
 
 class Loop:
@@ -156,6 +159,22 @@ class Loop:
         self.request(lambda: self._set_idle(seconds))
 
     # On the owner thread
+
+    @property
+    def waits(self) -> dict[Partition, tuple[str, ...]]:
+        """The partitions that do not flow, and what each waits for."""
+        tenancy = self._tenancy
+        return {
+            p: waits_for(h, is_claimed=tenancy.claims_it(h), can_be_confirmed=self._can_be_confirmed(h))
+            for p, h in tenancy.holdings.items()
+            if not flows(h)
+        }
+
+    def _can_be_confirmed(self, holding: Holding) -> bool:
+        if self._mirror is None or not self._tenancy.reads_row_of(holding):
+            return False
+        row = None if holding.confirmation is None else holding.confirmation.row
+        return row is None or _to_mirror(holding) is not None
 
     def watch(self, check: Future[T], then: Callable[[T], None] = _ignore) -> None:
         """A check on its way; if it fails, the loop fails with it. `then` gets its answer."""
@@ -390,6 +409,10 @@ class Loop:
         self._publish("running" if self._stop is None else "stopping")
 
     def _collect(self) -> None:
+        self._collect_saved()
+        self._collect_mirrored()
+
+    def _collect_saved(self) -> None:
         receipt = self._ledger.collect()
         if receipt is not None:
             for partition, entry in receipt.kept.items():
@@ -401,6 +424,8 @@ class Loop:
             for partition, (entry, fault) in receipt.faults.items():
                 if (holding := self._tenancy.current(partition, entry.token)) is not None:
                     self._tenancy.put_on_hold(holding, fault)
+
+    def _collect_mirrored(self) -> None:
         if self._mirror is not None and (mirrored := self._mirror.collect()) is not None:
             generation, confirmed = mirrored.generation or 0, list[Holding]()
             for partition, entry in mirrored.kept.items():
@@ -441,6 +466,8 @@ class Loop:
             # A moment at a time: a lane comes to rest just after its last report, and says nothing more.
             self._await_outcome(min(_MOMENT, running.left))
         self._complete()
+        self._ledger.settle(budget)
+        self._collect_saved()
         if marks := _unsaved(leaving):
             self._ledger.hand_over(marks, budget)
         return sum(h.handled for h in leaving) - before
@@ -613,6 +640,7 @@ class Loop:
             self._skipped,
             tuple(self._tenancy.abandoned),
             self._tenancy.troubles or (self.snapshot.held if state == "stopped" else {}),
+            self.waits,
         )
 
     def _report_trouble(self, now: float) -> None:

@@ -108,6 +108,8 @@ class Tenancy:
         self._waiting: list[Claim] = []
         self._late: list[tuple[Lane, Deadline]] = []
         """Lanes of partitions that went, with a handler that still runs."""
+        self._hung: list[Lane] = []
+        """Those that were abandoned, where no other lane may run beside them."""
         self._source: AnySource | None = None
         self._membership = Membership({}, {})
         """Written by the owner thread, read by the errand thread when a claim's turn has come."""
@@ -138,6 +140,14 @@ class Tenancy:
     def troubles(self) -> dict[Partition, Trouble]:
         """The partitions that are held, and why."""
         return {p: h.trouble for p, h in self.holdings.items() if h.trouble is not None}
+
+    def claims_it(self, holding: Holding) -> bool:
+        """Whether a claim of the partition is pending."""
+        return any(claim is holding.claim for claim in self._waiting)
+
+    def reads_row_of(self, holding: Holding) -> bool:
+        """Whether a partition that the store refused us is on its way back."""
+        return holding in self._ejected and holding.confirmation is not None
 
     def admitted(self) -> None:
         """We are a member of a group that assigns us nothing, and has no callback that says so (KIP-848)."""
@@ -251,7 +261,7 @@ class Tenancy:
             self._go_on_with_claims()
         if self._ejected:
             self._read_rows()
-        if self._late:
+        if self._late or self._hung:
             self._give_up_late_handlers()
         if self._has_troubles:
             self._watch_troubles()
@@ -459,11 +469,14 @@ class Tenancy:
     # Claims
 
     def _plan(self, holdings: Mapping[Partition, Holding], errand: Errand | None = None, pause: float = 0.0) -> Claim:
-        """Ask the store for these partitions when it is time; what was asked for them before is forgotten."""
+        """Ask the store for these partitions when it is time; what was asked for them before is forgotten. One whose
+        earlier lane is still busy is asked for by itself, later: it holds up no other, and the answer is without it."""
         for holding in holdings.values():
             holding.state, holding.trouble = State.CLAIMING, None
-        claim = Claim(holdings, errand or self._claims.claim, pause)
-        self._waiting.append(claim)
+        errand = errand or self._claims.claim
+        claim = Claim({p: h for p, h in holdings.items() if not h.is_awaited}, errand, pause)
+        later = [Claim({p: h}, errand, pause) for p, h in holdings.items() if h.is_awaited]
+        self._waiting.extend(each for each in (claim, *later) if each.holdings)
         return claim
 
     def _send(self, claim: Claim) -> Future[Answers]:
@@ -609,43 +622,60 @@ class Tenancy:
         for lane, _ in [late for late in self._late if late[1].passed]:
             self.abandoned.append(lane.partition)
             lane.lanes.abandon(lane)
-            self._leave_behind(lane)
             _log.error(
-                "abandoned partition=%s: its handler still runs %.1f s after the partition went to another owner; "
-                "the record is handled there",
+                "abandoned partition=%s: its handler still runs %.1f s after the partition was taken from it; "
+                "the record is handled by the next owner",
                 lane.partition, self._shutdown,
             )  # fmt: skip
+            self._leave_behind(lane)
         self._late = [late for late in self._late if not late[1].passed]
+        self._end_for_hung_handlers()
 
     def _leave_behind(self, lane: Lane) -> None:
         """Its handler does not return, and the partition may be ours again: that must not wait for ever."""
-        holding = self.holdings.get(lane.partition)
         if self._may_be_left(lane):
             lane.given_up = True
-        elif holding is not None and holding.closed is lane:
-            raise TooManyFailures(
-                f"a handler call of {lane.partition} has not returned, and the partition is ours again: its next "
-                f"record cannot be handled beside it, so the process ends. Give the handler a timeout="
-            )
+        else:
+            self._hung.append(lane)
+
+    def _end_for_hung_handlers(self) -> None:
+        self._hung = [lane for lane in self._hung if lane.busy]
+        for lane in self._hung:
+            holding = self.holdings.get(lane.partition)
+            if holding is not None and holding.closed is lane:
+                raise TooManyFailures(
+                    f"a handler call of {lane.partition} has not returned, and the partition is ours again: its next "
+                    f"record cannot be handled beside it, so the process ends. Give the handler a timeout="
+                )
 
     def _brake(self, holdings: list[Holding], reason: str) -> int:
         return sum(holding.lane.brake(reason) for holding in holdings if holding.lane is not None)
 
     def _close_lane(self, holding: Holding, reason: str) -> None:
-        if holding.lane is not None:
-            holding.lane.brake(reason)
-            holding.lane.lanes.shut()
-            holding.lane, holding.closed = None, holding.lane
+        """The partition stays ours, and its next lane waits for this one; for a handler that hangs only where it has
+        to."""
+        lane = holding.lane
+        if lane is None:
+            return
+        lane.brake(reason)
+        lane.lanes.shut()
+        holding.lane, holding.closed = None, lane
+        if self._may_be_left(lane):
+            self._expect_end(lane)
 
     def _forget(self, holdings: list[Holding]) -> None:
         for holding in holdings:
-            if holding.lane is not None:
-                holding.lane.lanes.shut()
-                self._resting[holding.partition] = holding.lane
-                if holding.lane.busy:
-                    self._late.append((holding.lane, Deadline(self._shutdown)))
+            self._close_lane(holding, "gone")
+            if holding.closed is not None:
+                self._resting[holding.partition] = holding.closed
+                self._expect_end(holding.closed)
             if self.holdings.get(holding.partition) is holding:
                 del self.holdings[holding.partition]
+
+    def _expect_end(self, lane: Lane) -> None:
+        known = [*self._hung, *(late for late, _ in self._late)]
+        if lane.occupied and not any(each is lane for each in known):
+            self._late.append((lane, Deadline(self._shutdown)))
 
 
 def _error_of(holding: Holding) -> KconsumeError | None:
