@@ -4,9 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 # Tests wait for brokers more than they compute, so more of them run at once than there are cores.
 WORKERS ?= 4
-# A test that hangs where no signal is heard, inside a library, is beyond pytest-timeout. Later than any of those, its
-# worker says where it stands and is ended: the test has failed, and the others go on.
-STUCK := -o faulthandler_timeout=800 -o faulthandler_exit_on_timeout=true
+# A test that hangs where no signal is heard, inside a library, is beyond pytest-timeout. Later than any of those, on a
+# machine that is not starved, its worker says where it stands and is ended: the test has failed, and the others go on.
+STUCK := -o faulthandler_timeout=1600 -o faulthandler_exit_on_timeout=true
 BIN := $(VENV)/bin
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+import pytest_timeout
 from hypothesis import settings
 
 # The importlib import mode puts nothing on the path; the plugins and helpers are modules of `tests`.
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from tests.memory import prefer_memory
+from tests.patience import Alarm, Patience
 
 prefer_memory()
 
@@ -24,6 +27,15 @@ settings.load_profile("kconsume")
 # In the background of a shell, a run ignores Ctrl-C, and so would the programs that it starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_timeout_set_timer(item: pytest.Item, settings: pytest_timeout.Settings) -> bool | None:
+    """A test that hangs is ended, and one that gets no CPU goes on."""
+    if settings.method != "signal" or threading.current_thread() is not threading.main_thread():
+        return None
+    alarm = Alarm(Patience(settings.timeout), lambda: pytest_timeout.timeout_sigalrm(item, settings))
+    item.cancel_timeout = alarm.cancel  # type: ignore[attr-defined]
+    return True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

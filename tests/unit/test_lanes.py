@@ -134,7 +134,7 @@ class TestOrder:
     def test_control_two_workers_in_one_lane_are_noticed(self, room: MakeRoom) -> None:
         here = room(8)
         lane = here.lane(0)
-        both_in = threading.Barrier(2, timeout=20)
+        both_in = threading.Barrier(2, timeout=60)
 
         def unguarded() -> None:
             with here._lock:

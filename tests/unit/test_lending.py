@@ -109,7 +109,7 @@ def test_a_loop_that_is_held_up_loses_the_consumer_and_is_left_alone_for_a_while
     owner.rests = True
     assert not lends.burst(), "not again so soon"
     owner.hold.set()
-    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), home.loop).result(5)
+    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), home.loop).result(60)
     assert len(owner.threads) == 1, "the burst that was taken back touched the consumer"
     monkeypatch.setattr(lends, "_not_before", 0.0)
     monkeypatch.setattr(lending._Lease, "ended", ended)

@@ -139,7 +139,7 @@ class TestHere:
 
 class TestAtTheSameTime:
     def test_threads_that_take_turns_log_each_its_own_record(self, log: logging.Logger, kept: Kept) -> None:
-        together = threading.Barrier(3, timeout=10)
+        together = threading.Barrier(3, timeout=60)
 
         def walk(topic: str) -> None:
             messages = [FakeMessage(topic=topic, offset=offset) for offset in range(20)]
