@@ -658,14 +658,18 @@ class Tenancy:
         if lane is None:
             return
         lane.brake(reason)
-        lane.lanes.shut()
-        holding.lane, holding.closed = None, lane
+        self._set_aside(holding)
         if self._may_be_left(lane):
             self._expect_end(lane)
 
+    def _set_aside(self, holding: Holding) -> None:
+        if holding.lane is not None:
+            holding.lane.lanes.shut()
+            holding.lane, holding.closed = None, holding.lane
+
     def _forget(self, holdings: list[Holding]) -> None:
         for holding in holdings:
-            self._close_lane(holding, "gone")
+            self._set_aside(holding)
             if holding.closed is not None:
                 self._resting[holding.partition] = holding.closed
                 self._expect_end(holding.closed)

@@ -64,9 +64,9 @@ class Machine(RuleBasedStateMachine):
 
     # The beginning
 
-    @initialize(eager=st.booleans(), ours=some_partitions)
-    def start(self, eager: bool, ours: list[Partition]) -> None:
-        """We are a member, and our first records wait for a worker."""
+    @initialize(eager=st.booleans(), ours=some_partitions, claimed=st.booleans())
+    def start(self, eager: bool, ours: list[Partition], claimed: bool) -> None:
+        """We are a member, and our first records wait for a worker, or our first claims for an answer."""
         patched(self.stage, self.patch, self._make_client)
         moves: dict[Partition, int] = {}
         store_type = HeldTransactions if self.kind == "transactions" else HeldStore
@@ -77,7 +77,7 @@ class Machine(RuleBasedStateMachine):
         for partition in PARTITIONS:
             self._write(partition, [1, 0])
         self._join(ours)
-        self._settle()
+        self._settle(threads=claimed)
         self.check()
 
     @property
@@ -142,11 +142,12 @@ class Machine(RuleBasedStateMachine):
         if before is not None and self._between_turns:
             assert dict(self.run.waits) == before, "an answer that nobody waited for has changed something"
 
-    def _settle(self) -> None:
-        """What has nothing to do with records comes to its end."""
+    def _settle(self, *, threads: bool = True) -> None:
+        """What has nothing to do with records comes to its end; without `threads`, only the owner goes on."""
         for _ in range(8):
             self._turn(0.0)
-            self._run_threads()
+            if threads:
+                self._run_threads()
 
     def _turn(self, seconds: float) -> None:
         self.stage.now += seconds
@@ -334,10 +335,10 @@ class Machine(RuleBasedStateMachine):
 
     # The rival
 
-    @rule(partition=partitions)
+    @rule()
     @precondition(lambda self: self.kind != "kafka")
-    def the_rival_claims(self, partition: Partition) -> None:
-        if self.world.owner[partition] == "rival":
+    def the_rival_claims(self) -> None:
+        for partition in [p for p in PARTITIONS if self.world.owner[p] == "rival"]:
             claimed = self.store.rival_claims(partition)
             if claimed is not None:
                 self.rival[partition] = claimed.epoch

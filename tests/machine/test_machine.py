@@ -17,7 +17,7 @@ SETTINGS = settings(
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
-SEARCH = settings(SETTINGS, max_examples=2000, phases=[Phase.generate])
+SEARCH = settings(SETTINGS, max_examples=6000, phases=[Phase.generate])
 """To find a fault that is there: as soon as it is found, the search ends."""
 
 
@@ -39,7 +39,7 @@ def test_every_partition_flows_in_the_end_and_none_stands_still_without_a_cause(
         (broken.only_stored_offsets_confirm, "transactions", "does not flow, and nothing will change that"),
         (broken.claims_are_not_ordered, "fenced", "came late, and fences the member that has it"),
         (broken.the_last_save_does_not_wait, "fenced", "its row has two writers"),
-        (broken.a_closed_lane_is_forgotten, "kafka", "side by side"),
+        (broken.a_closed_lane_is_forgotten, "kafka", "side by side|stands still"),
         (broken.what_was_abandoned_is_awaited, "kafka", "stands still"),
         (broken.a_claim_may_be_resumed, "kafka", "paused at the client"),
     ],
