@@ -1,7 +1,8 @@
 """What the cluster says of topics and groups: which there are, their ids, where logs begin and end.
 
-Each question has a deadline and is asked on any thread but the one that polls. The consumer itself is
-`runtime/source.py`'s; here is the one exception, a reader of committed offsets that never subscribes.
+Each question has one deadline, which all its requests share, and is asked on any thread but the one that polls. The
+consumer itself is `runtime/source.py`'s. Here is the one exception: a reader of committed offsets that never
+subscribes.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from kconsume.errors import (
     TopicNotFound,
 )
 from kconsume.records import Partition
+from kconsume.runtime.budget import Deadline
 from kconsume.runtime.limits import Limit
 from kconsume.settings import ClientValue, check_group, connection_settings
 
@@ -51,6 +53,10 @@ T = TypeVar("T")
 
 _MOCK_CLUSTER = "mockCluster"
 _MOCK_PATIENCE = 0.5
+_GRACE = 0.2
+"""Seconds after a deadline in which the client itself says that the time is up, and why."""
+_LEAST = 0.01
+"""Seconds that a request has at least; the client takes whole milliseconds."""
 _NO_OFFSET = -1001
 # Records keep their timestamps on their way: by those, an old one would be past its retention when it arrives.
 _KEEPS_ALL = {"cleanup.policy": "delete", "retention.ms": "-1"}
@@ -158,7 +164,10 @@ class Cluster:
 
     def topics(self, wanted: Sequence[str]) -> dict[str, int]:
         """How many partitions each topic has; `TopicNotFound` if one is not there."""
-        known = {name: len(topic.partitions) for name, topic in self._metadata().topics.items()}
+        return self._topics(wanted, self._deadline())
+
+    def _topics(self, wanted: Iterable[str], deadline: Deadline) -> dict[str, int]:
+        known = {name: len(topic.partitions) for name, topic in self._metadata(deadline).topics.items()}
         for name in wanted:
             if name not in known:
                 close = difflib.get_close_matches(name, known, n=1)
@@ -168,11 +177,11 @@ class Cluster:
 
     def all_topics(self) -> list[str]:
         """The names of all topics that this client may see, sorted; not those of Kafka's own."""
-        return sorted(name for name in self._metadata().topics if not name.startswith("__"))
+        return sorted(name for name in self._metadata(self._deadline()).topics if not name.startswith("__"))
 
     def those_there(self, topics: Iterable[str]) -> list[str]:
         """Of these topics, the ones that the cluster has."""
-        there = self._metadata().topics
+        there = self._metadata(self._deadline()).topics
         return [name for name in topics if name in there]
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str | None]:
@@ -184,14 +193,19 @@ class Cluster:
         names = sorted(set(topics))
         if self._tells_ids is False:
             return lambda: dict.fromkeys(names)
-        patience = self.patience if self._tells_ids else self._patience_for_ids()
-        asked = self._admin().describe_topics(TopicCollection(names), request_timeout=patience)
+        deadline = self._deadline()
+        is_mock = not self._tells_ids and self._is_mock(deadline)
+        if is_mock:
+            deadline = Deadline(_MOCK_PATIENCE)
+        asked = self._admin().describe_topics(TopicCollection(names), request_timeout=_left(deadline))
 
         def answer() -> dict[str, str | None]:
             try:
-                ids: dict[str, str | None] = {name: str(self._answer(f).topic_id) for name, f in asked.items()}
+                ids: dict[str, str | None] = {
+                    name: str(self._answer(f, deadline).topic_id) for name, f in asked.items()
+                }
             except BrokerUnavailable:
-                if patience == self.patience:
+                if not is_mock:
                     raise
                 self._tells_ids = False
                 return dict.fromkeys(names)
@@ -211,16 +225,17 @@ class Cluster:
     def make_topics(self, wanted: Mapping[str, str]) -> None:
         """Make those of the topics that are not there, each with as many partitions and replicas as the one it is
         named with. Refused with their names where that is not allowed."""
-        there = self._metadata().topics
-        self.topics(sorted(set(wanted.values())))
+        deadline = self._deadline()
+        there = self._metadata(deadline).topics
+        self._topics(sorted(set(wanted.values())), deadline)
         new: list[NewTopic] = []
         for name, like in wanted.items():
             if name not in there:
                 partitions = there[like].partitions
                 new.append(NewTopic(name, len(partitions), max(1, len(partitions[0].replicas)), config=_KEEPS_ALL))
-        made = self._admin().create_topics(new, request_timeout=self.patience) if new else {}
+        made = self._admin().create_topics(new, request_timeout=_left(deadline)) if new else {}
         for future in made.values():
-            outcome = self._outcome(future)
+            outcome = self._outcome(future, deadline)
             if isinstance(outcome, KafkaError) and outcome.code() in _AWAY:
                 raise self._refused(outcome)
             if isinstance(outcome, KafkaError) and outcome.code() != KafkaError.TOPIC_ALREADY_EXISTS:
@@ -230,13 +245,13 @@ class Cluster:
                     f"({outcome.str()}): create them, or give the principal Create"
                 )
         if made:
-            self._await_topics(made)
+            self._await_topics(made, deadline)
 
-    def _await_topics(self, names: Iterable[str]) -> None:
+    def _await_topics(self, names: Iterable[str], deadline: Deadline) -> None:
         """Until the brokers tell of topics that they have made."""
-        wanted, deadline = set(names), time.monotonic() + self.patience
-        while not wanted <= self._metadata().topics.keys():
-            if time.monotonic() > deadline:
+        wanted = set(names)
+        while not wanted <= self._metadata(deadline).topics.keys():
+            if deadline.passed:
                 raise self._unavailable(f"topic {min(wanted)!r} was made and did not appear")
             time.sleep(0.05)
 
@@ -248,13 +263,15 @@ class Cluster:
         self, partitions: Iterable[Partition], edge: Literal["earliest", "latest"]
     ) -> Callable[[], dict[Partition, int]]:
         """The same, asked now; the answer is waited for by who calls what this returns."""
-        spec = _EDGES[edge]
+        spec, deadline = _EDGES[edge], self._deadline()
         asked = self._admin().list_offsets(
-            {TopicPartition(*p): spec for p in partitions}, request_timeout=self.patience
+            {TopicPartition(*p): spec for p in partitions}, request_timeout=_left(deadline)
         )
 
         def answer() -> dict[Partition, int]:
-            edges = {Partition(e.topic, e.partition): self._answer(future).offset for e, future in asked.items()}
+            edges = {
+                Partition(e.topic, e.partition): self._answer(future, deadline).offset for e, future in asked.items()
+            }
             for partition, offset in edges.items():
                 if offset < 0:  # what the client answers for a leader that it cannot reach, without an error
                     raise self._unavailable(f"the leader of {partition} did not answer")
@@ -269,7 +286,7 @@ class Cluster:
         if not elements:
             return {}
         with self._reader(group) as reader:
-            answered = self._once_there_is_a_coordinator(lambda: reader.committed(elements, timeout=self.patience))
+            answered = self._once_there_is_a_coordinator(lambda left: reader.committed(elements, timeout=left))
         found: dict[Partition, Committed] = {}
         for element in answered:
             if element.error is not None:
@@ -279,14 +296,15 @@ class Cluster:
                 found[partition] = Committed(element.offset, element.leader_epoch, element.metadata or "")
         return found
 
-    def _once_there_is_a_coordinator(self, ask: Callable[[], T]) -> T:
-        """In a cluster that has never had a group the client is told at once that nobody is it, and does not wait."""
-        deadline = time.monotonic() + self.patience
+    def _once_there_is_a_coordinator(self, ask: Callable[[float], T]) -> T:
+        """In a cluster that has never had a group the client is told at once that nobody is it, and does not wait.
+        `ask` is given the seconds that are left."""
+        deadline = self._deadline()
         while True:
             try:
-                return ask()
+                return ask(_left(deadline))
             except KafkaException as error:
-                if error.args[0].code() not in _CHOOSING or time.monotonic() > deadline:
+                if error.args[0].code() not in _CHOOSING or deadline.passed:
                     raise
             time.sleep(0.05)
 
@@ -296,34 +314,36 @@ class Cluster:
         check_group(group)
         if not offsets:
             return
+        deadline = self._deadline()
         if not known:
-            self._must_exist(offsets)  # else the broker would write some of the offsets and refuse the others
+            self._must_exist(offsets, deadline)  # else the broker would write some of the offsets and refuse the others
         elements = [TopicPartition(*p, *place) for p, place in offsets.items()]
-        deadline = time.monotonic() + self.patience
-        while (error := self._set_committed(group, elements)) is not None:
-            if error.code() not in _CHOOSING or time.monotonic() > deadline:
+        while (error := self._set_committed(group, elements, deadline)) is not None:
+            if error.code() not in _CHOOSING or deadline.passed:
                 raise self._refused(error, group)
             time.sleep(0.05)  # a new group has no coordinator yet
 
-    def _set_committed(self, group: str, elements: list[TopicPartition]) -> KafkaError | None:
+    def _set_committed(self, group: str, elements: list[TopicPartition], deadline: Deadline) -> KafkaError | None:
         """Write them once; why they were refused, if they were."""
         request = [ConsumerGroupTopicPartitions(group, elements)]
-        (asked,) = self._admin().alter_consumer_group_offsets(request, request_timeout=self.patience).values()
-        outcome = self._outcome(asked)
+        (asked,) = self._admin().alter_consumer_group_offsets(request, request_timeout=_left(deadline)).values()
+        outcome = self._outcome(asked, deadline)
         if isinstance(outcome, KafkaError):
             return outcome
         return next((element.error for element in outcome.topic_partitions if element.error is not None), None)
 
     def delete_group(self, group: str) -> None:
         """Forget the group, if it is there; an error while it has members."""
-        for future in self._admin().delete_consumer_groups([group], request_timeout=self.patience).values():
-            outcome = self._outcome(future)
+        deadline = self._deadline()
+        for future in self._admin().delete_consumer_groups([group], request_timeout=_left(deadline)).values():
+            outcome = self._outcome(future, deadline)
             if isinstance(outcome, KafkaError) and outcome.code() != KafkaError.GROUP_ID_NOT_FOUND:
                 raise self._refused(outcome, group)
 
     def groups(self) -> list[str]:
         """The groups that the cluster knows, sorted; all of them or an error."""
-        listed = self._answer(self._admin().list_consumer_groups(request_timeout=self.patience))
+        deadline = self._deadline()
+        listed = self._answer(self._admin().list_consumer_groups(request_timeout=_left(deadline)), deadline)
         for error in listed.errors:  # of the brokers that did not answer; the others' groups are in `valid`
             raise self._refused(error.args[0] if isinstance(error, KafkaException) else error)
         return sorted(group.group_id for group in listed.valid)
@@ -331,11 +351,11 @@ class Cluster:
     def group(self, name: str) -> Group | None:
         """The group with its members and what each has; None if the cluster knows no such group."""
         check_group(name)
-        deadline = time.monotonic() + self.patience
+        deadline = self._deadline()
         while True:
-            asked = self._admin().describe_consumer_groups([name], request_timeout=self.patience)
-            outcome = self._outcome(asked[name])
-            if not isinstance(outcome, KafkaError) or outcome.code() not in _CHOOSING or time.monotonic() > deadline:
+            asked = self._admin().describe_consumer_groups([name], request_timeout=_left(deadline))
+            outcome = self._outcome(asked[name], deadline)
+            if not isinstance(outcome, KafkaError) or outcome.code() not in _CHOOSING or deadline.passed:
                 break
             time.sleep(0.05)  # as a new cluster says, which makes the topic of its groups at the first question
         if isinstance(outcome, KafkaError):
@@ -359,9 +379,9 @@ class Cluster:
             outcome.type is not ConsumerGroupType.CONSUMER,
         )
 
-    def _must_exist(self, partitions: Iterable[Partition]) -> None:
+    def _must_exist(self, partitions: Iterable[Partition], deadline: Deadline) -> None:
         wanted = list(partitions)
-        counts = self.topics([p.topic for p in wanted])
+        counts = self._topics([p.topic for p in wanted], deadline)
         for partition in wanted:
             if not 0 <= partition.number < counts[partition.topic]:
                 raise StoreError(
@@ -401,27 +421,30 @@ class Cluster:
         finally:
             reader.close()
 
-    def _metadata(self) -> ClusterMetadata:
+    def _deadline(self) -> Deadline:
+        """Of one question, all its requests together: what is said when nobody answers is what was waited."""
+        return Deadline(self.patience)
+
+    def _metadata(self, deadline: Deadline) -> ClusterMetadata:
         try:
-            metadata = self._admin().list_topics(timeout=self.patience)
+            metadata = self._admin().list_topics(timeout=_left(deadline))
         except KafkaException as error:
             raise self._refused(error.args[0]) from None
         return metadata
 
-    def _patience_for_ids(self) -> float:
+    def _is_mock(self, deadline: Deadline) -> bool:
         """A mock without a controller never answers for ids; it is known by its cluster's name."""
-        is_mock = str(self._metadata().cluster_id).startswith(_MOCK_CLUSTER)
-        return _MOCK_PATIENCE if is_mock else self.patience
+        return str(self._metadata(deadline).cluster_id).startswith(_MOCK_CLUSTER)
 
-    def _answer(self, future: Future[T], group: str | None = None) -> T:
-        outcome = self._outcome(future)
+    def _answer(self, future: Future[T], deadline: Deadline) -> T:
+        outcome = self._outcome(future, deadline)
         if isinstance(outcome, KafkaError):
-            raise self._refused(outcome, group)
+            raise self._refused(outcome)
         return outcome
 
-    def _outcome(self, future: Future[T]) -> T | KafkaError:
+    def _outcome(self, future: Future[T], deadline: Deadline) -> T | KafkaError:
         try:
-            return future.result(timeout=self.patience + 1.0)
+            return future.result(timeout=deadline.left + _GRACE)
         except FutureTimeout:
             raise self._unavailable("timed out") from None
         except KafkaException as error:
@@ -462,6 +485,11 @@ class Cluster:
             f"no broker answered at {self.brokers} within {self.patience:g} s ({told}): check the address, that "
             f"the broker runs, and security.protocol in kafka={{...}}"
         )
+
+
+def _left(deadline: Deadline) -> float:
+    """Seconds for the next request of a question."""
+    return max(_LEAST, deadline.left)
 
 
 def _limit_in(described: Future[Any]) -> Future[Limit | None]:

@@ -187,7 +187,7 @@ class Engine:
 
     def _subscribe(self) -> None:
         self._has_subscribed = True
-        self._look_around()
+        self._look_around(self._look_for_redrives)
         self.source.subscribe(self.routes.subscription, self.routes.side_subscription)
 
     def _look_for_redrives(self) -> None:
@@ -209,20 +209,22 @@ class Engine:
                 self.wanted[handler] = wanted._replace(redrives=(*wanted.redrives, name))
                 self._change(handler, self.wanted[handler])
 
-    def _look_around(self) -> None:
+    def _look_around(self, then: Callable[[], None]) -> None:
+        """`then` asks the cluster more, once it has answered: of one that is silent nothing else is asked, for that
+        would take as long again."""
         topics = self.routes.topics
         matches = None if topics else lambda topic: self.routes.handler_of(topic) is not None
-        self.loop.watch(self._errands.send(lambda: self._claims.survey(topics, matches)))
+        surveyed = self._errands.send(lambda: self._claims.survey(topics, matches))
+        self.loop.watch(surveyed, lambda _: then())
 
     def _begin(self) -> None:
-        self._look_for_redrives()
         if self._retry_topics:
             self._make_retry_topics()
         elif self.plan.partitions is None:
             self._subscribe()
         else:
-            self._look_around()
-            self._take(self.plan.partitions)
+            chosen = self.plan.partitions
+            self._look_around(lambda: self._take(chosen))
 
     @property
     def _retry_topics(self) -> dict[str, str]:

@@ -8,12 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
-from kconsume import App, Record
+from kconsume import App, DeadLetter, Record
 from kconsume.cluster import Cluster
 from kconsume.errors import BrokerUnavailable, ConfigurationError
 from kconsume.settings import ClientValue
@@ -32,6 +33,34 @@ def test_a_wrong_address_is_an_error_that_names_it(group: str, monkeypatch: pyte
 
     with pytest.raises(BrokerUnavailable, match=r"127\.0\.0\.1:1 .*check the address"):
         app.catch_up()
+
+
+@pytest.mark.parametrize("consume", [{}, {"on_error": DeadLetter("orders.dead")}, {"partitions": [0]}])
+def test_brokers_that_are_silent_at_the_start_are_asked_once(
+    consume: dict[str, Any], group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second question would wait as long again, and the error say half of the time."""
+    asked: list[str] = []
+
+    class Admin(AdminClient):
+        def list_topics(self, *arguments: Any, **options: Any) -> Any:
+            asked.append("topics")
+            return super().list_topics(*arguments, **options)
+
+        def describe_consumer_groups(self, *arguments: Any, **options: Any) -> Any:
+            asked.append("group")
+            return super().describe_consumer_groups(*arguments, **options)
+
+    monkeypatch.setattr("kconsume.cluster.AdminClient", Admin)
+    monkeypatch.setattr(Cluster.__init__, "__kwdefaults__", {"patience": 1.0})
+    app = App("127.0.0.1:1", group=group, offsets="memory://")
+
+    @app.consume("orders", **consume)
+    def handle(value: bytes) -> None: ...
+
+    with pytest.raises(BrokerUnavailable, match="within 1 s"):
+        app.catch_up()
+    assert asked == ["topics"]
 
 
 @pytest.mark.parametrize(
