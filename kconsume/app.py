@@ -126,7 +126,8 @@ class App(Decorators, Steering):
         """Consume until SIGTERM, SIGINT, `stop()` or a failure; then drain and leave.
 
         Returns when everything was drained; otherwise ends the process with an exit code (`docs/running.md`).
-        A second signal leaves at once.
+        A configuration that cannot work ends it too, with a sentence and 2; the cause of that `SystemExit` is the
+        `ConfigurationError`. A second signal leaves at once.
         """
         if threading.current_thread() is not threading.main_thread():
             raise ConfigurationError(
@@ -134,7 +135,11 @@ class App(Decorators, Steering):
                 "with `with app.running():`"
             )
         console.set_up_logging()
-        supervisor = self._start()
+        try:
+            supervisor = self._start()
+        except ConfigurationError as error:
+            console.tell_failure(error)
+            raise SystemExit(error.exit_code) from error
         with supervisor.signals(), seldom_collected():
             console.banner(self)
             report = self._finish(supervisor)

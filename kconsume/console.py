@@ -128,7 +128,22 @@ def farewell(report: Report) -> None:
     for group in report.hung:
         _tell([f"  left group {group} without closing: the client did not come back in time"])
     if report.failure is not None:
-        _tell_failure(report.failure)
+        tell_failure(report.failure)
+
+
+def tell_failure(error: BaseException) -> None:
+    """What went wrong, and for a record how to see it again; with a traceback only where that tells something."""
+    shown = _worth_a_trace(error)
+    lines = [f"error: {error}"]
+    if isinstance(error, HandlerFailed):
+        lines.append("  its offset was not passed: the record is handled again at the next start")
+        lines.append(f"  see it again: {error.try_command}")
+    if _in_json():
+        _log.error("%s", _on_one_line(lines), exc_info=None if shown is None else _beyond_the_runner(shown))
+        return
+    if shown is not None:
+        lines.insert(0, handlers_trace(shown))
+    _say(lines)
 
 
 def handlers_trace(error: BaseException) -> str:
@@ -141,20 +156,6 @@ def flush() -> None:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-
-
-def _tell_failure(error: BaseException) -> None:
-    shown = _worth_a_trace(error)
-    lines = [f"error: {error}"]
-    if isinstance(error, HandlerFailed):
-        lines.append("  its offset was not passed: the record is handled again at the next start")
-        lines.append(f"  see it again: {error.try_command}")
-    if _in_json():
-        _log.error("%s", _on_one_line(lines), exc_info=None if shown is None else _beyond_the_runner(shown))
-        return
-    if shown is not None:
-        lines.insert(0, handlers_trace(shown))
-    _say(lines)
 
 
 def _worth_a_trace(error: BaseException) -> BaseException | None:

@@ -100,8 +100,12 @@ class Shop:
 
     def run(self, *arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
         """`kconsume …` to its end."""
+        return self.python("-m", "kconsume", *arguments, stdin=stdin, **environment)
+
+    def python(self, *arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+        """`python …` to its end."""
         return subprocess.run(
-            [sys.executable, "-m", "kconsume", *arguments],
+            [sys.executable, *arguments],
             cwd=self.folder,
             env=self._environment(environment),
             input=stdin,

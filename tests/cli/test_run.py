@@ -121,6 +121,41 @@ def test_an_app_without_a_handler_ends_with_2(shop: Shop) -> None:
     assert shop.run("run", "shop").stderr.startswith("error: the app has no handler")
 
 
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (APP.partition("@app.consume")[0], "the app has no handler: decorate a function with @app.consume('topic')"),
+        (
+            APP.replace('group="shop"', 'group="shop", kafka={"fetch.wait.max.msec": 1}'),
+            'No such configuration property: "fetch.wait.max.msec"',
+        ),
+    ],
+)
+def test_a_plain_program_that_is_not_configured_ends_with_2_and_a_sentence(shop: Shop, source: str, words: str) -> None:
+    shop.broker(orders=1)
+    shop.write("shop", f'{source}\n    if __name__ == "__main__":\n        app.run()\n')
+    refused = shop.python("shop.py")
+    by_command = shop.run("run", "shop")
+
+    for ended in (refused, by_command):
+        assert (ended.returncode, ended.stdout) == (2, "")
+        (line,) = (line for line in ended.stderr.splitlines() if line.startswith("error: "))
+        assert words in line
+        assert "Traceback" not in ended.stderr
+
+
+def test_a_program_may_see_why_it_is_not_configured(shop: Shop) -> None:
+    watching = """
+    try:
+        app.run()
+    except SystemExit as end:
+        print(type(end.__cause__).__name__, end.code)
+    """
+    shop.write("shop", APP.partition("@app.consume")[0] + watching)
+
+    assert shop.python("shop.py").stdout == "ConfigurationError 2\n"
+
+
 def test_as_json_every_line_is_one_object(stocked: Shop) -> None:
     stocked.write("shop", FAILING)
     failed = stocked.run("run", "shop", "--log-format", "json")
