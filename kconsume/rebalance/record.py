@@ -54,6 +54,7 @@ class Rebalance:
     abandoned: tuple[Partition, ...]
     """Whose handler did not end inside the budget."""
     success: bool
+    """False if a partition was lost, abandoned or held, or went again before its claim in the store had succeeded."""
 
     @property
     def moved(self) -> tuple[Partition, ...]:

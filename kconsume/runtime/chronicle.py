@@ -119,6 +119,8 @@ class _Open:
 
     def gives(self, partitions: Sequence[Partition]) -> None:
         self.gone.update(partitions)
+        if not self.waiting.isdisjoint(partitions):
+            self.success = False  # their claim has not succeeded: they never flowed here
         self.waiting.difference_update(partitions)  # whoever has them now opens them
 
     def value(self, protocol: str) -> Rebalance:

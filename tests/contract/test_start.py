@@ -93,6 +93,22 @@ def later(store: SlowStore, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     thread.join()
 
 
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_rebalance_whose_claim_failed_went_well_only_if_the_claim_has_succeeded_since(
+    arena: Arena, group: str, comes_back: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    store, topic = AwayStore(), arena.topic(1)
+    app = member(arena, group, topic, store, {}, startup=0)
+    with app.running():
+        eventually(lambda: "claim failed" in caplog.text, what="a claim that failed")
+        assert app.rebalances() == (), "not over before it flows"
+        store.away = not comes_back
+        eventually(lambda: not comes_back or app.rebalances(), what="the claim")
+    first = next(line for line in caplog.messages if line.startswith("rebalance reason=joined"))
+    assert first.endswith("success=yes" if comes_back else "success=no")
+
+
 @pytest.mark.parametrize("startup", [None, 0.0], ids=["waits", "with startup=0 it does not"])
 def test_the_block_begins_when_the_partitions_are_claimed(
     arena: Arena, group: str, protocol: Kafka, caplog: pytest.LogCaptureFixture, startup: float | None
