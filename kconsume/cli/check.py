@@ -1,7 +1,7 @@
 """`kconsume check`: what would run, with what guarantee, and what is wrong with it.
 
 Gathers facts and shows them with what `findings.py` makes of them. Consumes nothing and joins no group:
-the only questions go to the cluster, about its topics, and to a PostgreSQL or a Redis, about itself.
+the only questions go to the cluster, about its topics, and to the stores, about themselves and the app's offsets.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, KafkaException
 
 from kconsume.app import App
 from kconsume.backends import OffsetStore, SqliteStore, TransactionalStore
-from kconsume.cli import findings, findings_postgres, findings_redis
+from kconsume.cli import findings, findings_postgres, findings_redis, stored
 from kconsume.cli.findings import EMBEDDED, Budgets, ClientFacts, ClusterFacts, Finding, Handler
 from kconsume.cli.target import VARIABLE, app_argument, load
 from kconsume.cluster import Cluster
@@ -80,7 +80,7 @@ def check(context: click.Context, app: str | None, offline: bool, as_json: bool)
 
     Shows each handler of APP with its guarantee, the topics, and the configuration of the Kafka client with the
     reason for each default that is not the client's own; then what contradicts itself or will hurt, with the
-    fix. Nothing is consumed, and secrets are covered.
+    fix, also offsets that are stored and cannot be read from. Nothing is consumed, and secrets are covered.
 
     \b
       kconsume check shop:app
@@ -106,7 +106,12 @@ def examine(app: App, name: str, *, offline: bool = False) -> Sheet:
     client = _ask_client(settings)
     address = _address(app.brokers)
     handlers = [_handler(registration) for registration in app.registrations]
-    cluster = ClusterFacts() if offline or address is None else _ask_cluster(app, address, embedded)
+    cluster, rows = ClusterFacts(), stored.Rows()
+    if not offline and address is not None:
+        asked = Cluster(address, app.kafka, patience=_PATIENCE)
+        cluster = _ask_cluster(app, asked, embedded)
+        if cluster.unreachable is None:
+            rows = stored.ask(app, asked)
     found = [
         *findings.of_app(app.brokers, handlers, running=address is not None),
         *findings.of_budgets(settings, Budgets(app.shutdown, app.memory), embedded=embedded),
@@ -117,6 +122,8 @@ def examine(app: App, name: str, *, offline: bool = False) -> Sheet:
         *findings_redis.of_stores([registration.store for registration in app.registrations], offline=offline),
         *findings.of_environment(app.unknown_variables()),
     ]
+    unusable = {finding.about for finding in found if finding.level == "error"}
+    found += findings.of_offsets(rows.found, {s: why for s, why in rows.unread.items() if s not in unusable})
     found = findings.ordered([*findings.of_client(client), *found])
     return Sheet(
         app=name,
@@ -288,8 +295,7 @@ def _address(brokers: str) -> str | None:
     return None if running is None else running.bootstrap
 
 
-def _ask_cluster(app: App, address: str, embedded: bool) -> ClusterFacts:
-    cluster = Cluster(address, app.kafka, patience=_PATIENCE)
+def _ask_cluster(app: App, cluster: Cluster, embedded: bool) -> ClusterFacts:
     topics: dict[str, int | None] = {}
     missing: dict[str, str] = {}
     try:

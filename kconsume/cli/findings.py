@@ -7,11 +7,15 @@ what works and will hurt, a *note* is what a person should know once. Each says 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
+from kconsume.backends.abc import Position
+from kconsume.errors import OffsetError
 from kconsume.protocols import STRATEGY, ClientValue, GroupProtocol, protocol_of
+from kconsume.records import Partition
+from kconsume.runtime.trouble import NOT_SKIPPED, code_of, out_of_range, recreated
 
 Level = Literal["error", "warning", "note"]
 
@@ -111,6 +115,20 @@ class ClusterFacts(msgspec.Struct, frozen=True):
     """By group that has classic members now: the assignor that they share."""
 
 
+class Stored(NamedTuple):
+    """A stored offset, and the log that it is for."""
+
+    group: str
+    partition: Partition
+    position: Position
+    topic_id: str | None
+    """Of the topic as it is now; None if the cluster does not tell."""
+    first: int
+    """The first offset in the log."""
+    end: int
+    """That after the last."""
+
+
 def of_app(brokers: str, handlers: Sequence[Handler], *, running: bool = True) -> Iterator[Finding]:
     """What is missing before anything can run. `running`: whether a broker that is named as embedded runs."""
     if not handlers:
@@ -203,6 +221,23 @@ def of_groups(settings: Mapping[str, ClientValue], facts: ClusterFacts) -> Itera
                 f"stop those members before this app starts, or give it a new group; or set kafka={{{STRATEGY!r}: "
                 f"{theirs!r}}} until the last of them has gone",
             )  # fmt: skip
+
+
+def of_offsets(stored: Iterable[Stored], unread: Mapping[str, str]) -> Iterator[Finding]:
+    """Stored offsets at which a run would hold its partition. `unread`: by store, why they could not be read."""
+    for group, partition, position, topic_id, first, end in stored:
+        offset = position.next_offset
+        error: OffsetError | None = None
+        if None not in (topic_id, position.topic_id) and topic_id != position.topic_id:
+            error = recreated(group, partition, position, str(topic_id))
+        elif not first <= offset <= end:
+            error = out_of_range(partition, f"{offset} is stored, and the log goes from {first} to {end}")
+        if error is not None:
+            problem, _, fix = str(error).partition(f" {NOT_SKIPPED} ")
+            yield Finding("error", code_of(error).replace("_", "-"), f"{partition} of group {group}", problem, fix)
+    for store, why in unread.items():
+        problem, fix = _cause_and_fix(why)
+        yield Finding("warning", "offsets-not-checked", store, f"{problem}; stored offsets were not checked", fix)
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:

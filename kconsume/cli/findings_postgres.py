@@ -70,13 +70,13 @@ def of_stores(stores: Iterable[OffsetStore], *, offline: bool = False) -> Iterat
     """What there is to say of those that are in a PostgreSQL; asks each once, unless `offline`."""
     asked: set[int] = set()
     for store in stores:
-        if id(store) in asked or offline or not _is_postgres(store):
+        if id(store) in asked or offline or not is_postgres(store):
             continue
         asked.add(id(store))
         yield from _of_store(store)
 
 
-def _is_postgres(store: OffsetStore) -> bool:
+def is_postgres(store: OffsetStore) -> bool:
     """By the name of its class: to ask for the class itself would need the extra, also of those who do not use it."""
     return any(kind.__module__ == "kconsume.backends.postgres" for kind in type(store).__mro__)
 

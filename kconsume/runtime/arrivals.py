@@ -18,11 +18,11 @@ from kconsume.errors import (
     InstanceTaken,
     KconsumeError,
     NotAuthorized,
-    OffsetOutOfRange,
     TopicNotFound,
     UnreadableBatch,
 )
 from kconsume.records import Message, Partition
+from kconsume.runtime.trouble import out_of_range
 from kconsume.settings import RECEIVE_LIMIT
 
 _error_of = ClientMessage.error
@@ -199,7 +199,7 @@ class Arrivals:
         elif code == KafkaError._AUTO_OFFSET_RESET and partition in self.unproven and message.offset() == 0:
             self.astray.add(partition)
         elif code == KafkaError._AUTO_OFFSET_RESET:
-            self._stop(partition, _out_of_range(partition, error))
+            self._stop(partition, out_of_range(partition, error.str()))
         elif code in _NO_SUCH_TOPIC:
             if not self.has_patterns or partition.topic in self.named:
                 self.topic_faults.setdefault(partition.topic, _no_such_topic(partition.topic))
@@ -257,13 +257,5 @@ def _too_large(message: ClientMessage, size: int, limit: int) -> UnreadableBatch
     return UnreadableBatch(
         f"{partition}@{message.offset()} has {size:,} bytes, more than {RECEIVE_LIMIT}={limit} in kafka={{...}} "
         f"allows. Nothing was skipped. Raise the limit, or go on behind it with "
-        f"store.reset(group, {{partition: offset}}), or app.seek(partition, offset)"
-    )
-
-
-def _out_of_range(partition: Partition, error: KafkaError) -> OffsetOutOfRange:
-    return OffsetOutOfRange(
-        f"the stored offset of {partition} is not in its log ({error.str()}): records were deleted by retention, "
-        f"or the topic was cut or made again. Nothing was skipped. Choose where to go on with "
         f"store.reset(group, {{partition: offset}}), or app.seek(partition, offset)"
     )

@@ -31,7 +31,7 @@ from kconsume.errors import (
 )
 from kconsume.records import Partition
 from kconsume.runtime.same_store import Shown, Verdict, judged
-from kconsume.runtime.trouble import Trouble, positions_in
+from kconsume.runtime.trouble import NOT_SKIPPED, Trouble, choices, positions_in, recreated
 
 _log = logging.getLogger("kconsume.rebalance")
 
@@ -211,7 +211,7 @@ class Claims:
             if isinstance(answer, Refused) or topic_id is None or answer.topic_id == topic_id:
                 known[partition] = answer
             elif answer.topic_id is not None:
-                known[partition] = Trouble(self._recreated(partition, answer, topic_id), answer, open_lane=False)
+                known[partition] = Trouble(recreated(self._group, partition, answer, topic_id), answer, open_lane=False)
             else:
                 known[partition] = self._learnt(partition, replace(answer, topic_id=topic_id))
         return known
@@ -273,7 +273,7 @@ class Claims:
             if now is not None and now != topic_id:
                 found[topic] = TopicRecreated(
                     f"topic {topic!r} had id {topic_id} and now has {now}: it was deleted and made again while it was "
-                    f"consumed. Nothing was skipped. {self._choices()}"
+                    f"consumed. {NOT_SKIPPED} {choices(self._group)}"
                 )
         return found
 
@@ -424,19 +424,6 @@ class Claims:
             return self._cluster.topic_ids(topics)
         except TopicNotFound:
             return {}  # it has gone, and no handler names it: whoever has a pattern takes what there is
-
-    def _recreated(self, partition: Partition, position: Position, topic_id: str) -> TopicRecreated:
-        return TopicRecreated(
-            f"{partition} stands at offset {position.next_offset} of topic id {position.topic_id}, but the topic "
-            f"now has id {topic_id}: it was deleted and made again, and the offset means nothing in it. Nothing "
-            f"was skipped. {self._choices()}"
-        )
-
-    def _choices(self) -> str:
-        return (
-            f"Choose: store.delete({self._group!r}) to begin where start= says, store.reset(group, {{partition: "
-            f"offset}}) for an offset of the new topic, or consume under a new group"
-        )
 
 
 def _must_take_terms(store: FencedStore) -> None:

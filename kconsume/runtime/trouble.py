@@ -36,6 +36,9 @@ CODES: dict[type[KconsumeError], str] = {
 }
 """The errors that hold one partition, and the code under which each is known outside. The first that fits counts."""
 
+NOT_SKIPPED = "Nothing was skipped."
+"""Stands between what is wrong and what to do."""
+
 _READS_AGAIN = (UnreadableBatch, NotAuthorized)
 """What may be gone when the partition is read again at the same offset."""
 
@@ -46,6 +49,35 @@ def positions_in(answers: Mapping[Partition, Position | Refused | Trouble]) -> d
         if isinstance(found, Trouble):
             raise found.error
     return granted({p: found for p, found in answers.items() if not isinstance(found, Trouble)})
+
+
+def code_of(error: KconsumeError) -> str:
+    return next(code for kind, code in CODES.items() if isinstance(error, kind))
+
+
+def recreated(group: str, partition: Partition, position: Position, topic_id: str) -> TopicRecreated:
+    """`position` is the row, `topic_id` that of the topic as it is now."""
+    return TopicRecreated(
+        f"{partition} stands at offset {position.next_offset} of topic id {position.topic_id}, but the topic "
+        f"now has id {topic_id}: it was deleted and made again, and the offset means nothing in it. {NOT_SKIPPED} "
+        f"{choices(group)}"
+    )
+
+
+def choices(group: str) -> str:
+    """What a user can do with a topic that was made again."""
+    return (
+        f"Choose: store.delete({group!r}) to begin where start= says, store.reset(group, {{partition: "
+        f"offset}}) for an offset of the new topic, or consume under a new group"
+    )
+
+
+def out_of_range(partition: Partition, cause: str) -> OffsetOutOfRange:
+    return OffsetOutOfRange(
+        f"the stored offset of {partition} is not in its log ({cause}): records were deleted by retention, "
+        f"or the topic was cut or made again. {NOT_SKIPPED} Choose where to go on with "
+        f"store.reset(group, {{partition: offset}}), or app.seek(partition, offset)"
+    )
 
 
 class Trouble:
@@ -63,7 +95,7 @@ class Trouble:
 
     @property
     def code(self) -> str:
-        return next(code for kind, code in CODES.items() if isinstance(self.error, kind))
+        return code_of(self.error)
 
     def outranks(self, other: Trouble) -> bool:
         """Whether this one is named where both are there: the causes have one order, that of `CODES`."""
