@@ -105,7 +105,9 @@ class GroupLedger:
         if result.refusal is not None and not self._advisory:
             raise result.refusal
         if result.error is not None and result.error != said:
-            _log.warning("commit refused, tried again if still owned error=%r", result.error)
+            # What works on during a rebalance meets it: nothing is lost, for the next commit has the same offsets.
+            level = logging.INFO if result.met_rebalance else logging.WARNING
+            _log.log(level, "commit refused, tried again if still owned error=%r", result.error)
         kept = {p: entry for p, entry in marks.items() if p not in result.refused}
         confirmed = bool(kept) and generation == result.generation
         faults = {} if self._advisory else {p: (marks[p], why) for p, why in result.refused.items() if why is not None}

@@ -83,6 +83,15 @@ _COMMIT_DISOWNED = {
 }
 
 
+# What the broker says of a commit that was on its way while the group rebalanced. It answers so to every member that
+# works on meanwhile, until the member knows of the new generation, and nobody can tell from here that it has begun.
+_MET_A_REBALANCE = {
+    KafkaError.REBALANCE_IN_PROGRESS,
+    KafkaError.ILLEGAL_GENERATION,
+    KafkaError.STALE_MEMBER_EPOCH,
+}
+
+
 class Place(NamedTuple):
     """Where to start reading a partition."""
 
@@ -115,6 +124,8 @@ class CommitResult(NamedTuple):
     """Those whose offset was not accepted, and what is wrong with them alone, if that is it."""
     generation: int = -1
     """Of the group, when the answer came."""
+    met_rebalance: bool = False
+    """Whether it was refused for a rebalance alone: the next one goes out under the new generation."""
 
 
 class Tenant(Protocol):
@@ -469,7 +480,8 @@ class Source:
         said = next((error.str() for error in refused.values()), None)
         refusal = next((why for error in refused.values() if (why := self._refusal(error)) is not None), None)
         faults = {p: self._arrivals.not_authorized(p, error) for p, error in refused.items()}
-        self.commit_results.append(CommitResult(offsets, said, refusal, faults, self.generation()))
+        met_rebalance = bool(refused) and all(error.code() in _MET_A_REBALANCE for error in refused.values())
+        self.commit_results.append(CommitResult(offsets, said, refusal, faults, self.generation(), met_rebalance))
 
     def _refusal(self, error: KafkaError) -> KconsumeError | None:
         if error.code() in _COMMIT_AGAIN or error.code() in _COMMIT_DISOWNED:

@@ -113,6 +113,42 @@ def test_a_member_that_joins_and_leaves_is_a_rebalance_of_each_in_which_only_wha
     assert len(alone.gained) == len(alone.gone) + 2, "and came back when it left"
 
 
+@pytest.mark.parametrize("offsets", ["kafka", "sqlite"])
+def test_members_that_work_while_one_joins_warn_of_nothing(
+    arena: Arena,
+    group: str,
+    offsets: str,
+    sqlite_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """That the group rebalances cannot be told from here yet, so a commit meets it: as when the tutorial starts a
+    second service."""
+    monkeypatch.setattr(loop, "COMMIT_EVERY", 0.01)
+    caplog.set_level("INFO")
+    topic, done = arena.topic(4), list[str]()
+    arena.fill(topic, 400)
+
+    def member() -> App:
+        app = arena.app(group, sqlite_url if offsets == "sqlite" else "kafka://")
+
+        @app.consume(topic, chunk=1)
+        def handle(value: str) -> None:
+            time.sleep(0.01)  # there is always something new to commit
+            done.append(value)
+
+        return app
+
+    one, two = member(), member()
+    with one.running():
+        eventually(lambda: len(done) > 10, what="the first member works")
+        with two.running():
+            eventually(lambda: len(has(one)) == len(has(two)) == 2 and not has(one) & has(two), what="two each")
+    said = [record for record in caplog.records if record.name == "kconsume.commits"]
+    assert said or arena.kind == "real", "a real broker says so for a moment only"
+    assert [record.getMessage() for record in said if record.levelname != "INFO"] == []
+
+
 VICTIM = """
 import sys
 from kconsume import App

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any, cast
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from kconsume.backends import MemoryStore, Position
 from kconsume.backends.abc import Positions
 from kconsume.backends.claiming import granted
 from kconsume.errors import ClientFailed, Fenced, StoreUnavailable
 from kconsume.records import Partition
+from kconsume.runtime.arrivals import Arrivals
 from kconsume.runtime.commits import Entry, GroupLedger, Marks, Receipt, StoreLedger
 from kconsume.runtime.errands import Errands
 from kconsume.runtime.holding import Holding
@@ -96,6 +99,45 @@ def test_an_error_that_nobody_foresaw_is_raised(errands: Errands) -> None:
 
 
 # The Kafka group
+
+
+class Refusing:
+    """A client that answers for the broker."""
+
+    def __init__(self, code: int) -> None:
+        self._error = KafkaError(code)
+
+    def commit(self, offsets: list[TopicPartition], *, asynchronous: bool) -> None:
+        raise KafkaException(self._error)
+
+    def consumer_group_metadata(self) -> bytes:
+        return b""
+
+
+@pytest.mark.parametrize("advisory", [True, False])
+@pytest.mark.parametrize(
+    ("code", "level"),
+    [
+        (KafkaError.REBALANCE_IN_PROGRESS, "INFO"),
+        (KafkaError.ILLEGAL_GENERATION, "INFO"),
+        (KafkaError.STALE_MEMBER_EPOCH, "INFO"),
+        (KafkaError.UNKNOWN_MEMBER_ID, "WARNING"),
+        (KafkaError.COORDINATOR_NOT_AVAILABLE, "WARNING"),
+    ],
+)
+def test_a_commit_that_meets_a_rebalance_is_no_warning(
+    code: int, level: str, advisory: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    source = Group()
+    source._consumer, source._arrivals = cast(Any, Refusing(code)), Arrivals(None, 1000)
+    ledger = GroupLedger(source, advisory=advisory)
+    ledger.send(marks := {PARTITIONS[0]: Entry(holding := Holding(PARTITIONS[0]), 5, holding)})
+    Source.commit(source, {p: Mark(entry.offset, None, "") for p, entry in marks.items()})
+    receipt = ledger.collect()
+    assert receipt is not None
+    assert not receipt.kept, "so it is sent again"
+    assert [(r.levelname, r.getMessage().partition(",")[0]) for r in caplog.records] == [(level, "commit refused")]
 
 
 class Group(Source):
