@@ -76,6 +76,18 @@ def text_of(hint: object) -> str:
     return str(hint).replace("typing.", "")
 
 
+def full_name(hint: object) -> str:
+    """With its module."""
+    return f"{getattr(hint, '__module__', '')}.{getattr(hint, '__qualname__', '')}"
+
+
+def told_apart(hint: object, offered: Sequence[object]) -> tuple[str, list[str]]:
+    """What was asked for and what is offered, with their modules where they have one name: half of the types of
+    transactions are called Connection."""
+    alike = [each for each in offered if text_of(each) == text_of(hint)]
+    return (full_name(hint) if alike else text_of(hint)), [full_name(e) if e in alike else text_of(e) for e in offered]
+
+
 def without_none(hint: object) -> tuple[object, bool]:
     """The hint without None, and whether None was in it. What `Annotated` says of it stays."""
     inner = bare(hint)

@@ -12,7 +12,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 
 from kconsume.batches import Batch
-from kconsume.decoding import bare, explain_decode, text_of, without_none
+from kconsume.decoding import bare, explain_decode, full_name, text_of, told_apart, without_none
 from kconsume.errors import DecodeError, InvalidHandler
 from kconsume.output import Sender
 from kconsume.records import Message, Record
@@ -25,12 +25,12 @@ MOST_BYTES = 1_000_000
 """What the client sends at most in one message, by default."""
 
 _KNOWN_TRANSACTIONS = {
-    "sqlite3.Connection": "sqlite:///file.db",
-    "psycopg.Connection": "postgresql://host/database",
-    "psycopg.AsyncConnection": "postgresql://host/database",
+    "sqlite3.Connection": "'sqlite:///file.db'",
+    "psycopg.Connection": "'postgresql://host/database'",
+    "psycopg.AsyncConnection": "'postgresql://host/database'",
     "sqlalchemy.orm.session.Session": "PostgresStore(engine=...)",
     "sqlalchemy.ext.asyncio.session.AsyncSession": "PostgresStore(engine=...)",
-    "redis.client.Pipeline": "redis://host/0",
+    "redis.client.Pipeline": "'redis://host/0'",
 }
 """By their full names, for nobody imports these packages who does not use them."""
 
@@ -176,7 +176,7 @@ def bind(
             by_name = True  # what follows would move up into its place
             continue
         else:
-            raise _unprovided(signature.name, wish, offer)
+            raise _unprovided(signature.name, wish, offer, signature.is_async)
         if by_name and wish.kind is wish.kind.POSITIONAL_ONLY:
             raise InvalidHandler(
                 f"{signature.name} takes {wish.name} by position only, after a parameter that keeps its default: "
@@ -246,7 +246,7 @@ def _must_have_one_provider(name: str, parameter: str, hint: object, offer: Offe
         )
 
 
-def _unprovided(name: str, wish: Wish, offer: Offer) -> InvalidHandler:
+def _unprovided(name: str, wish: Wish, offer: Offer, is_async: bool) -> InvalidHandler:
     parameter, hint = wish.name, wish.hint
     if hint is None:
         return InvalidHandler(
@@ -254,20 +254,32 @@ def _unprovided(name: str, wish: Wish, offer: Offer) -> InvalidHandler:
             f"of the offset store"
         )
     for known, address in _KNOWN_TRANSACTIONS.items():
-        if _full_name(hint) == known:
+        if full_name(hint) == known and offer.transactions:
+            return _another_transaction(name, wish, offer, is_async)
+        if full_name(hint) == known:
             return InvalidHandler(
                 f"{name} asks for {parameter}: {text_of(hint)}, but its offsets are in {offer.store}, which has no "
-                f"such transaction: use offsets={address!r}"
+                f"such transaction: use offsets={address}"
             )
-    offered = ", ".join(["Record", "Sender", *map(text_of, offer.transactions), *map(text_of, offer.resources)])
+    asked, lent = told_apart(hint, offer.transactions)
+    offered = ", ".join(["Record", "Sender", *lent, *map(text_of, offer.resources)])
     return InvalidHandler(
-        f"{name} asks for {parameter}: {text_of(hint)}, which nobody provides with offsets in {offer.store}: "
+        f"{name} asks for {parameter}: {asked}, which nobody provides with offsets in {offer.store}: "
         f"it can get {offered}; or give the parameter a default, or declare above it an @app.resource that yields it"
     )
 
 
-def _full_name(hint: object) -> str:
-    return f"{getattr(hint, '__module__', '')}.{getattr(hint, '__qualname__', '')}"
+def _another_transaction(name: str, wish: Wish, offer: Offer, is_async: bool) -> InvalidHandler:
+    """The transaction of another kind of store. Where the offsets are was chosen, so the annotation is what to change;
+    with its module, because half of these types are called Connection."""
+    awaited = offer.async_transactions
+    fitting = [kind for kind in offer.transactions if awaited is None or (kind in awaited) == is_async]
+    lent = " or ".join(f"{wish.name}: {full_name(kind)}" for kind in fitting or offer.transactions)
+    define = "" if fitting else f", and make it {'a plain `def`' if is_async else '`async def`'}"
+    return InvalidHandler(
+        f"{name} asks for {wish.name}: {full_name(wish.hint)}, but its offsets are in {offer.store}, whose transaction "
+        f"is of another type: annotate it as {lent}{define}"
+    )
 
 
 def _null(binding: Binding) -> DecodeError:

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 
 from kconsume.annotations import hints_of
 from kconsume.batches import Batch
-from kconsume.decoding import text_of
+from kconsume.decoding import text_of, told_apart
 from kconsume.errors import InvalidHandler
 from kconsume.records import Record
 from kconsume.signature import Form as SignatureForm
@@ -170,8 +170,9 @@ def _source(
         return "tx"
     if parameter.default is not parameter.empty:
         return None
-    offered = ", ".join(["Batch", *map(text_of, transactions)])
-    asked = parameter.name if hint is None else f"{parameter.name}: {text_of(hint)}"
+    kind, lent = told_apart(hint, transactions)
+    offered = ", ".join(["Batch", *lent])
+    asked = parameter.name if hint is None else f"{parameter.name}: {kind}"
     raise InvalidHandler(
         f"{name} asks for {asked}, which nobody provides in a stream with offsets in {store}: it can get {offered}; or "
         f"give the parameter a default"

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
 
 import msgspec
+import psycopg
 import pytest
+import sqlalchemy
+from redis.client import Pipeline
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from kconsume import App, Batch, Batching, Outgoing, Record, Sender
+from kconsume.decoding import full_name
 from kconsume.errors import ConfigurationError, InvalidHandler
 from kconsume.rate import Rate
 from kconsume.registration import Registration
@@ -27,6 +33,22 @@ def register(function: Callable[..., object], offsets: str = "kafka://", **optio
     app = App("127.0.0.1:1", group="shop", offsets=offsets)
     app.consume("orders", **options)(function)
     return app.registrations[0]
+
+
+LENT: dict[str, tuple[type, type]] = {
+    "sqlite:///shop.db": (sqlite3.Connection, sqlite3.Connection),
+    "postgresql://localhost/shop": (psycopg.Connection, psycopg.AsyncConnection),
+    "redis://localhost/0?tag=shop": (Pipeline, Pipeline),
+}
+"""By store: what a `def` can ask for, and what an `async def`."""
+
+
+def mismatches() -> Iterator[tuple[type, str, bool, type]]:
+    """Every transaction that belongs to another kind of store."""
+    for asked in (sqlite3.Connection, psycopg.Connection, psycopg.AsyncConnection, Pipeline, Session, AsyncSession):
+        for offsets, lent in LENT.items():
+            if asked not in lent:
+                yield from ((asked, offsets, is_async, lent[is_async]) for is_async in (False, True))
 
 
 class TestBatches:
@@ -196,6 +218,31 @@ class TestWhatCannotWork:
         with pytest.raises(InvalidHandler, match=r"but its offsets are in kafka://.*use offsets='sqlite:///"):
             register(stores)
         assert register(stores, "sqlite:///shop.db").binding.transaction is sqlite3.Connection
+
+    @pytest.mark.parametrize(("asked", "offsets", "is_async", "lent"), list(mismatches()))
+    def test_a_transaction_of_another_store_is_answered_with_the_annotation_that_fits(
+        self, asked: type, offsets: str, is_async: bool, lent: type
+    ) -> None:
+        def plain(value: bytes, tx: Any) -> None: ...
+
+        async def awaited(value: bytes, tx: Any) -> None: ...
+
+        handler = awaited if is_async else plain
+        handler.__annotations__["tx"] = asked
+        with pytest.raises(InvalidHandler, match="whose transaction is of another type") as refused:
+            register(handler, offsets)
+        assert f"asks for tx: {full_name(asked)}, but" in str(refused.value)
+        assert str(refused.value).endswith(f": annotate it as tx: {full_name(lent)}")
+        handler.__annotations__["tx"] = lent
+        assert register(handler, offsets).binding.transaction is lent
+
+    def test_a_connection_of_a_library_that_nobody_lends_is_told_from_the_one_that_is_lent(self) -> None:
+        def stores(value: bytes, tx: sqlalchemy.Connection) -> None: ...
+
+        with pytest.raises(
+            InvalidHandler, match=r"tx: sqlalchemy\.engine\.base\.Connection, which .*Sender, sqlite3\.Connection"
+        ):
+            register(stores, "sqlite:///shop.db")
 
     def test_a_handler_that_was_refused_leaves_no_trace(self) -> None:
         app = App("127.0.0.1:1", group="shop")
