@@ -115,6 +115,20 @@ class Binding:
         assert self.is_async
         return typing.cast(AsyncRunner, compile_runner(self, resources or {}, wraps, most, by_record, stamped, limit))
 
+    def can_decode(self, message: Message) -> bool:
+        """Whether the handler would get the record at all. Calls the decoder, also a person's own."""
+        decoding = self.signature.decoding
+        if decoding is None:
+            return True
+        value = message.value()
+        if value is None or decoding.call is None:
+            return value is not None or decoding.optional
+        try:
+            decoding.call(message if decoding.of_message else value)
+        except Exception:  # noqa: BLE001  (whatever a decoder raises)
+            return False
+        return True
+
     def explain(self, message: Message, error: BaseException) -> BaseException:
         """What really went wrong: the decoder's fault becomes a `DecodeError`, the handler's stays as it is.
 

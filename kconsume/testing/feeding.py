@@ -10,7 +10,7 @@ import asyncio
 import dataclasses
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, cast
 
@@ -85,7 +85,7 @@ def feed(
             f"{handler.name} is async, and feed() was called inside an event loop that runs: write await afeed(...)"
         )
     messages = _messages(app, handler, topic, value, Outgoing(None, key, headers))
-    return _fed(_trial(app, handler, topic, tx, resources).run(messages))
+    return _fed(_trial(app, handler, messages, tx, resources).run(messages))
 
 
 async def afeed(
@@ -102,7 +102,7 @@ async def afeed(
     """`feed` for async code: an `async def` runs on the caller's loop, a plain function blocks it."""
     handler = _handler(app, topic, group)
     messages = _messages(app, handler, topic, value, Outgoing(None, key, headers))
-    return _fed(await _trial(app, handler, topic, tx, resources).run_on_loop(messages))
+    return _fed(await _trial(app, handler, messages, tx, resources).run_on_loop(messages))
 
 
 def _fed(tried: Tried) -> Fed:
@@ -161,11 +161,16 @@ def _messages(app: App, handler: Registration, topic: str, value: object, common
     return made
 
 
-def _trial(app: App, handler: Registration, topic: str, tx: object, resources: Fakes | None) -> Trial:
-    _check_transaction(handler.binding, tx)
+def _trial(
+    app: App, handler: Registration, messages: Sequence[FedMessage], tx: object, resources: Fakes | None
+) -> Trial:
+    # Where nothing can be decoded the handler is not called, so what is wrong is the payload, as in a run.
+    if tx is not None or any(map(handler.binding.can_decode, messages)):
+        _check_transaction(handler.binding, tx)
     furniture = Furniture(app._resources, {**app._given, **known(app, resources)}, app.shutdown)
     lend = None if tx is None else borrow(tx)
-    return Trial(handler.plan(), f"{handler.group}:{topic}", furniture, lend, app._most_bytes)
+    scope = f"{handler.group}:{messages[0].topic()}"
+    return Trial(handler.plan(), scope, furniture, lend, app._most_bytes)
 
 
 def known(app: App, resources: Fakes | None) -> dict[object, object]:

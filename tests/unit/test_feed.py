@@ -11,14 +11,16 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import psycopg
 import pyarrow
 import pydantic
 import pytest
 
 import kconsume.testing
-from kconsume import App, Batch, BatchError, Batching, DecodeError, Outgoing, Rate, Record, Router, Sender
+from kconsume import App, Batch, BatchError, Batching, DeadLetter, DecodeError, Outgoing, Rate, Record, Router, Sender
 from kconsume.backends import MemoryStore
 from kconsume.errors import ConfigurationError, ResourceFailed, SendFailed, TransactionMisused
 from kconsume.testing import Fed, afeed, feed
@@ -445,6 +447,49 @@ class TestTransactions:
     def test_a_missing_connection_is_an_error_that_names_the_fix(self, shop: App) -> None:
         with pytest.raises(ConfigurationError, match=r"feed\(\.\.\., tx=connection\).*Connection"):
             feed(shop, "orders", {"id": 7})
+
+    @pytest.mark.parametrize("form", ["one", "async", "awaited", "batch"])
+    @pytest.mark.parametrize(
+        ("on_error", "outcome"),
+        [
+            ("stop", "failed"),
+            ("skip", "skipped"),
+            (DeadLetter("dead"), "dead_lettered"),
+            (DeadLetter(table="dead"), "dead_lettered"),
+        ],
+    )
+    def test_a_payload_that_cannot_be_decoded_is_named_before_a_missing_connection(
+        self, form: str, on_error: Any, outcome: str
+    ) -> None:
+        """The handler would not be called, and nobody would look at the connection."""
+        app = App("nowhere.invalid:1", group="shop", offsets="postgresql://nowhere.invalid/shop")
+
+        def one(order: Order, tx: psycopg.Connection) -> None: ...
+        async def awaited(order: Order, tx: psycopg.AsyncConnection) -> None: ...
+        def batch(orders: list[Order], tx: psycopg.Connection) -> None: ...
+
+        handlers: dict[str, Any] = {"one": one, "async": awaited, "awaited": awaited, "batch": batch}
+        app.consume("orders", on_error=on_error)(handlers[form])
+        value: Any = [b"{", b'{"id": "x"}'] if form == "batch" else b"{"
+        fed = asyncio.run(afeed(app, "orders", value)) if form == "awaited" else feed(app, "orders", value)
+        assert isinstance(fed.error, DecodeError)
+        assert fed.outcome == outcome
+        assert len(fed.dead_letters) == (0 if outcome != "dead_lettered" else 2 if form == "batch" else 1)
+        whole = [b"{", {"id": 1}] if form == "batch" else {"id": 1}
+        with pytest.raises(ConfigurationError, match=r"feed\(\.\.\., tx=connection\)"):
+            feed(app, "orders", whole)
+
+    def test_a_decoder_of_ones_own_is_asked_too(self, shop: App) -> None:
+        def refuse(value: bytes) -> Order:
+            raise LookupError("no schema")
+
+        @shop.consume("returns", decode=refuse)
+        def take(order: Order, tx: sqlite3.Connection) -> None: ...
+
+        assert "no schema" in str(feed(shop, "returns", b"").error)
+
+    def test_a_null_that_the_handler_does_not_take_is_named_first_too(self, shop: App) -> None:
+        assert "tombstone" in str(feed(shop, "orders", None).error)
 
     def test_a_connection_of_another_type_is_refused(self, shop: App) -> None:
         with pytest.raises(ConfigurationError, match=r"reserve takes a .*Connection, and tx= is a list"):
