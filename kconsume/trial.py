@@ -20,13 +20,15 @@ from contextlib import (
 )
 from queue import SimpleQueue
 from types import TracebackType
-from typing import ClassVar, NamedTuple, TypeVar, cast
+from typing import ClassVar, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
+from kconsume.backends.abc import OffsetStore
 from kconsume.backends.memory import MemoryStore
+from kconsume.backends.registry import transactions_of
 from kconsume.errors import ConfigurationError
 from kconsume.failures.letters import Letter
 from kconsume.failures.policy import Policy, Verdict
-from kconsume.handler import MOST_BYTES
+from kconsume.handler import MOST_BYTES, Binding
 from kconsume.output import Outgoing
 from kconsume.records import Message, Partition
 from kconsume.resources import Resource
@@ -50,6 +52,7 @@ from kconsume.runtime.lanes import (
 from kconsume.runtime.mail import outgoing_of
 from kconsume.runtime.plans import Equipment, HandlerPlan
 from kconsume.runtime.running import in_thread
+from kconsume.settings import masked_address
 
 T = TypeVar("T")
 
@@ -61,6 +64,57 @@ class AsyncLend(NamedTuple):
     """The same where it is awaited, for a handler that is an `async def`."""
 
     lend: Callable[[], AbstractAsyncContextManager[object]]
+
+
+class _Lent(Protocol):
+    @property
+    def connection(self) -> object: ...
+
+
+@runtime_checkable
+class _Rehearsing(Protocol):
+    """A store with transactions of which nothing stays."""
+
+    def rehearsal(self) -> AbstractContextManager[_Lent]: ...
+
+
+@runtime_checkable
+class _RehearsingAsync(Protocol):
+    """The same for those of its transactions that are awaited."""
+
+    @property
+    def async_connection_types(self) -> tuple[type, ...]: ...
+
+    def async_rehearsal(self) -> AbstractAsyncContextManager[_Lent]: ...
+
+
+def rehearsal(store: OffsetStore, binding: Binding) -> Lend | AsyncLend | None:
+    """The transaction of the store that the handler asks for, if it does, undone at the end."""
+    if binding.transaction is None:
+        return None
+    if isinstance(store, _RehearsingAsync) and binding.transaction in store.async_connection_types:
+        return AsyncLend(_lender(store))
+    if not isinstance(store, _Rehearsing) or binding.transaction in (transactions_of(store)[1] or ()):
+        raise ConfigurationError(
+            f"{binding.name} takes the transaction of {masked_address(store.address)}, which cannot lend one that is "
+            f"rolled back (it has no rehearsal()): run it against a copy of the data instead"
+        )
+
+    @contextmanager
+    def lend() -> Iterator[object]:
+        with store.rehearsal() as lent:
+            yield lent.connection
+
+    return lend
+
+
+def _lender(store: _RehearsingAsync) -> Callable[[], AbstractAsyncContextManager[object]]:
+    @asynccontextmanager
+    async def lend() -> AsyncIterator[object]:
+        async with store.async_rehearsal() as lent:
+            yield lent.connection
+
+    return lend
 
 
 # What a handler's failure is. Anything else that comes out of one is meant for whoever runs it: Ctrl-C, a test's end.

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import quote
 
 from kconsume.app import App
+from kconsume.backends import SqliteStore
 from kconsume.backends.registry import transactions_of
 from kconsume.decoding import text_of
 from kconsume.errors import ConfigurationError
@@ -17,6 +21,15 @@ from kconsume.registration import Registration
 
 _LINE = 80
 _LONGEST = 200
+_ROLLBACK = "rollback"
+"""What `feed` takes as `tx=` for a transaction of the store that is undone."""
+
+_SCHEMA = """
+    select sql from sqlite_master
+    where sql is not null and tbl_name != ? and tbl_name not glob 'kconsume_*' and tbl_name not glob 'sqlite_*'
+      and tbl_name not in (select name from pragma_table_list where type = 'shadow')
+    order by type = 'trigger', type = 'view', type = 'index', rowid
+"""
 
 _TEST = """\
 # {place} failed in group {group}: {error}
@@ -85,20 +98,36 @@ def _body(app: App, handler: Registration, letter: Letter) -> str:
     if handler.binding.transaction is None:
         return _lines(4, *about, f"fed = {call})")
     if not _is_sqlite(handler):
-        return _lines(4, *about, *_about_transaction(handler), f"fed = {call}, tx=None)")
+        return _lines(4, *about, *_about_transaction(handler), f"fed = {call}, tx={_ROLLBACK!r})")
     # An async def gets a thread of its own, with its loop.
     thread = ", check_same_thread=False" if handler.binding.is_async else ""
     return "\n".join(
         [
             _lines(4, f'with closing(sqlite3.connect(":memory:"{thread})) as tx:'),
-            _lines(
-                8,
-                f"# It is empty: make the tables here that {handler.name} uses, or it fails for want of them.",
-                *about,
-                f"fed = {call}, tx=tx)",
-            ),
+            _lines(8, *_tables(handler), *about, f"fed = {call}, tx=tx)"),
         ]
     )
+
+
+def _tables(handler: Registration) -> list[str]:
+    """Those of the app's own file, empty."""
+    letter = handler.policy.dead_letter
+    ours = None if letter is None else letter.table
+    statements = _schema_of(handler.store.path, ours) if isinstance(handler.store, SqliteStore) else []
+    if not statements:
+        return [f"# It is empty: make the tables here that {handler.name} uses, or it fails for want of them."]
+    found = [f"tx.execute({statement!r})" for statement in statements]
+    return [f"# The tables of {handler.store.address} as they were, without their rows.", *found]
+
+
+def _schema_of(path: Path, ours: str | None) -> list[str]:
+    """What makes the tables of the user in an SQLite file; nothing where none can be read. `ours`: the table of dead
+    letters."""
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=rw", timeout=1.0, uri=True)) as connection:
+            return [row[0] for row in connection.execute(_SCHEMA, (ours or "",))]
+    except sqlite3.Error:
+        return []
 
 
 def _is_sqlite(handler: Registration) -> bool:
@@ -109,12 +138,10 @@ def _about_transaction(handler: Registration) -> list[str]:
     wanted = handler.binding.transaction
     lines = [
         f"# {handler.name} takes a transaction: give tx= an open {text_of(wanted)} to a database for tests, with the",
-        "# tables that it uses. It is never committed.",
+        f"# tables that it uses. It is never committed. {_ROLLBACK!r} is one of the app's own store, and undone.",
     ]
     if wanted in (transactions_of(handler.store)[1] or ()):
-        lines.append(
-            "# It belongs to an event loop: make the test async there, and write await afeed(...) for feed(...)."
-        )
+        lines.append("# One of your own belongs to an event loop: make it there, and call afeed() instead of feed().")
     return lines
 
 

@@ -15,13 +15,13 @@ import msgspec
 
 from kconsume.app import App
 from kconsume.cli.redrive_choice import Chosen, Route
-from kconsume.cli.rehearse import _rehearsal, _scope
+from kconsume.cli.rehearse import _scope
 from kconsume.errors import ConfigurationError
 from kconsume.failures.policy import Policy
 from kconsume.records import Message
 from kconsume.runtime.furnishing import Furnishing
 from kconsume.runtime.home import OwnLoop
-from kconsume.trial import Furniture, Trial
+from kconsume.trial import Furniture, Trial, rehearsal
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -89,7 +89,7 @@ def _trial(app: App, route: Route) -> Iterator[Trial]:
         built = furnishing.build([hint for hint in wanted if hint not in app._given])
         furniture = Furniture(app._resources, {**app._given, **built}, app.shutdown)
         scope = _scope(route.part.consumer, route.source)
-        yield Trial(handler, scope, furniture, _rehearsal(route.part), app._most_bytes)
+        yield Trial(handler, scope, furniture, rehearsal(route.part.consumer.store, handler.binding), app._most_bytes)
     finally:
         trouble = furnishing.close(app.shutdown)
         home.close(app.shutdown)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
-from typing import NamedTuple, Protocol, cast, runtime_checkable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, cast
 
 import click
 import msgspec
@@ -20,7 +20,6 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from kconsume import console
 from kconsume.app import App
-from kconsume.backends.registry import transactions_of
 from kconsume.cli.target import VARIABLE, app_argument, load
 from kconsume.decoding import text_of
 from kconsume.errors import BrokerUnavailable, ConfigurationError, DecodeError
@@ -29,8 +28,7 @@ from kconsume.output import Outgoing
 from kconsume.records import Headers, Message, Partition, Record, record_of
 from kconsume.runtime.budget import Deadline
 from kconsume.runtime.plans import ConsumerPlan, HandlerPlan
-from kconsume.settings import masked_address
-from kconsume.trial import AsyncLend, Furniture, Lend, Trial, Tried
+from kconsume.trial import Furniture, Trial, Tried, rehearsal
 
 _PATIENCE = 10.0
 _EMBEDDED = "embedded://"
@@ -249,63 +247,11 @@ def _gap(place: Place, then: str) -> ConfigurationError:
 # The call
 
 
-class _Lent(Protocol):
-    @property
-    def connection(self) -> object: ...
-
-
-@runtime_checkable
-class _Rehearsing(Protocol):
-    """A store with transactions of which nothing stays."""
-
-    def rehearsal(self) -> AbstractContextManager[_Lent]: ...
-
-
-@runtime_checkable
-class _RehearsingAsync(Protocol):
-    """The same for those of its transactions that are awaited."""
-
-    @property
-    def async_connection_types(self) -> tuple[type, ...]: ...
-
-    def async_rehearsal(self) -> AbstractAsyncContextManager[_Lent]: ...
-
-
 def _trial(app: App, part: _Part, scope: str) -> Trial:
     furniture = Furniture(app._resources, app._given, app.shutdown)
     # Whatever would become of the record in a run, here its failure is what a person wants to see.
     handler = dataclasses.replace(part.handler, policy=Policy("stop"))
-    return Trial(handler, scope, furniture, _rehearsal(part), app._most_bytes)
-
-
-def _rehearsal(part: _Part) -> Lend | AsyncLend | None:
-    """What the handler asks for, undone at the end."""
-    store, binding = part.consumer.store, part.handler.binding
-    if binding.transaction is None:
-        return None
-    if isinstance(store, _RehearsingAsync) and binding.transaction in store.async_connection_types:
-        return AsyncLend(_lender(store))
-    if not isinstance(store, _Rehearsing) or binding.transaction in (transactions_of(store)[1] or ()):
-        raise ConfigurationError(
-            f"{binding.name} takes the transaction of {masked_address(store.address)}, which cannot lend one that is "
-            f"rolled back (it has no rehearsal()): run it against a copy of the data instead"
-        )
-
-    @contextmanager
-    def lend() -> Iterator[object]:
-        with store.rehearsal() as lent:
-            yield lent.connection
-
-    return lend
-
-
-def _lender(store: _RehearsingAsync) -> Callable[[], AbstractAsyncContextManager[object]]:
-    @asynccontextmanager
-    async def lend() -> AsyncIterator[object]:
-        async with store.async_rehearsal() as lent:
-            yield lent.connection
-
-    return lend
+    return Trial(handler, scope, furniture, rehearsal(part.consumer.store, part.handler.binding), app._most_bytes)
 
 
 def _outcome(part: _Part, place: Place, tried: Tried) -> Outcome:

@@ -10,7 +10,8 @@ import asyncio
 import dataclasses
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, Protocol, cast
 
@@ -18,15 +19,17 @@ from msgspec import structs
 
 from kconsume.app import App
 from kconsume.decoding import text_of
-from kconsume.errors import ConfigurationError
+from kconsume.errors import ConfigurationError, StoreError
 from kconsume.handler import Binding
 from kconsume.output import Outgoing, OutgoingHeaders, encoded
 from kconsume.records import Headers
 from kconsume.registration import Registration
 from kconsume.testing.borrowing import borrow
-from kconsume.trial import Furniture, Trial, Tried
+from kconsume.trial import AsyncLend, Furniture, Lend, Trial, Tried, rehearsal
 
 _CREATE_TIME = 1
+_ROLLBACK = "rollback"
+"""As `tx=`: a transaction of the app's own store, as `kconsume try` gives it. Nothing of it stays."""
 
 FedOutcome = Literal["handled", "skipped", "dead_lettered", "failed"]
 
@@ -74,8 +77,9 @@ def feed(
 
     `value`: bytes as they are, None for a tombstone, anything else encoded as if it were sent. For a handler of
     batches, a list is a batch; one of its items may be an `Outgoing`, with a key and headers of its own. `tx`: an open
-    connection, for a handler that takes the store's transaction; it is never committed. `resources`: by type, in the
-    place of those that the app declares. `group`: which handler, where the topic has several in different groups.
+    connection, for a handler that takes the store's transaction; it is never committed. With `"rollback"` it is one of
+    the app's own store, which must be there, undone at the end. `resources`: by type, in the place of those that the
+    app declares. `group`: which handler, where the topic has several in different groups.
 
     A handler that fails is an outcome, and not an error here. An `async def` gets an event loop of its own.
     """
@@ -85,7 +89,8 @@ def feed(
             f"{handler.name} is async, and feed() was called inside an event loop that runs: write await afeed(...)"
         )
     messages = _messages(app, handler, topic, value, Outgoing(None, key, headers))
-    return _fed(_trial(app, handler, messages, tx, resources).run(messages))
+    with _store_of(handler, tx):
+        return _fed(_trial(app, handler, messages, tx, resources).run(messages))
 
 
 async def afeed(
@@ -102,7 +107,29 @@ async def afeed(
     """`feed` for async code: an `async def` runs on the caller's loop, a plain function blocks it."""
     handler = _handler(app, topic, group)
     messages = _messages(app, handler, topic, value, Outgoing(None, key, headers))
-    return _fed(await _trial(app, handler, messages, tx, resources).run_on_loop(messages))
+    with _store_of(handler, tx):
+        return _fed(await _trial(app, handler, messages, tx, resources).run_on_loop(messages))
+
+
+def _is_rollback(tx: object) -> bool:
+    return isinstance(tx, str) and tx == _ROLLBACK  # what a connection does when it is compared is not ours to know
+
+
+@contextmanager
+def _store_of(handler: Registration, tx: object) -> Iterator[None]:
+    """Of `tx="rollback"`: opened by the call, and closed again. A store that is not there is no outcome."""
+    if not _is_rollback(tx):
+        yield
+        return
+    try:
+        yield
+    except StoreError as error:
+        raise ConfigurationError(
+            f"{handler.name} takes the transaction of its store, and tx={_ROLLBACK!r} found none ({error}): start that "
+            f"store, or give it a connection of your own, feed(..., tx=connection)"
+        ) from error
+    finally:
+        handler.store.close()
 
 
 def _fed(tried: Tried) -> Fed:
@@ -168,7 +195,11 @@ def _trial(
     if tx is not None or any(map(handler.binding.can_decode, messages)):
         _check_transaction(handler.binding, tx)
     furniture = Furniture(app._resources, {**app._given, **known(app, resources)}, app.shutdown)
-    lend = None if tx is None else borrow(tx)
+    lend: Lend | AsyncLend | None = None
+    if _is_rollback(tx):
+        lend = rehearsal(handler.store, handler.binding)
+    elif tx is not None:
+        lend = borrow(tx)
     scope = f"{handler.group}:{messages[0].topic()}"
     return Trial(handler.plan(), scope, furniture, lend, app._most_bytes)
 
@@ -190,7 +221,7 @@ def _check_transaction(binding: Binding, tx: object) -> None:
     wanted, name = binding.transaction, binding.name
     if wanted is None and tx is not None:
         raise ConfigurationError(f"{name} takes no transaction, so tx= would do nothing: leave it out")
-    if wanted is None or isinstance(tx, wanted):
+    if wanted is None or _is_rollback(tx) or isinstance(tx, wanted):
         return
     if tx is None:
         raise ConfigurationError(

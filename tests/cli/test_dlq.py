@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from confluent_kafka import Producer
 from kconsume.backends import PostgresStore, SqliteStore, TransactionalStore
 from kconsume.backends.abc import LetterTx, Position
 from kconsume.backends.claiming import granted
+from kconsume.cli.dlq_pytest import source_of
 from kconsume.cluster import Cluster
 from kconsume.failures.letters import Letter
 from kconsume.records import Partition
@@ -49,6 +51,69 @@ TO_TOPIC = """
     def reserve(order: dict) -> None:
         order["sku"]
 """
+TAKER = """
+    import sqlite3
+    from collections.abc import Iterator
+    import psycopg
+    from redis.client import Pipeline
+    from kconsume import App, Batch, Record, Sender
+
+    app = App("embedded://shop", group="shop", offsets=OFFSETS)
+
+    class Prices: ...
+
+    @app.resource
+    def prices() -> Iterator[Prices]:
+        yield Prices()
+
+    INSERT = "insert into reserved values (7)"
+"""
+TAKING = {
+    "plain": ("kafka://", """
+    @app.consume("orders")
+    def reserve(order: dict, record: Record, prices: Prices, sender: Sender) -> None: ...
+    """),
+    "awaited": ("kafka://", """
+    @app.consume("orders")
+    async def reserve(order: dict, record: Record, prices: Prices, sender: Sender) -> None: ...
+    """),
+    "batch": ("kafka://", """
+    @app.consume("orders")
+    async def reserve(orders: list[dict], batch: Batch, prices: Prices, sender: Sender) -> None: ...
+    """),
+    "sqlite": ("sqlite:///shop.db", """
+    @app.consume("orders")
+    def reserve(order: dict, tx: sqlite3.Connection, record: Record, prices: Prices) -> None:
+        tx.execute(INSERT)
+    """),
+    "sqlite_awaited": ("sqlite:///shop.db", """
+    @app.consume("orders")
+    async def reserve(orders: list[dict], tx: sqlite3.Connection, sender: Sender) -> None:
+        tx.execute(INSERT)
+    """),
+    "postgres": ("postgresql", """
+    @app.consume("orders")
+    def reserve(order: dict, record: Record, tx: psycopg.Connection, prices: Prices) -> None:
+        tx.execute(INSERT)
+    """),
+    "postgres_awaited": ("postgresql", """
+    @app.consume("orders")
+    async def reserve(order: dict, tx: psycopg.AsyncConnection, sender: Sender) -> None:
+        await tx.execute(INSERT)
+    """),
+    "postgres_batch": ("postgresql", """
+    @app.consume("orders")
+    async def reserve(orders: list[dict], batch: Batch, tx: psycopg.AsyncConnection) -> None:
+        await tx.execute(INSERT)
+    """),
+    "redis": ("redis", """
+    @app.consume("orders")
+    def reserve(order: dict, tx: Pipeline) -> None:
+        tx.incr("reserved")
+    """),
+}  # fmt: skip
+"""Handlers that take the record: by name, where their offsets are, and what they get."""
+
 TO_TABLE = """
     import sqlite3
     from kconsume import App, DeadLetter
@@ -275,6 +340,30 @@ class TestAsATest:
         passed = _pytest(with_table, "test_mine.py")
         assert passed.returncode == 0, passed.stdout
 
+    def test_it_passes_as_it_is_written_if_the_handler_takes_the_record(
+        self, shop: Shop, monkeypatch: pytest.MonkeyPatch, postgres_url: str, redis_url: str
+    ) -> None:
+        """Whatever the handler is and gets, and with the tables that it uses."""
+        monkeypatch.syspath_prepend(shop.folder)
+        monkeypatch.chdir(shop.folder)
+        shop.make_table()
+        with psycopg.connect(postgres_url, autocommit=True) as database:
+            database.execute("create table reserved (id int)")
+        written = {}
+        for name, (offsets, handler) in TAKING.items():
+            address = {"postgresql": postgres_url, "redis": redis_url}.get(offsets, offsets)
+            module = f"{name}_{shop.mark}"
+            shop.write(module, TAKER.replace("OFFSETS", repr(address)) + handler)
+            app = importlib.import_module(module).app
+            written[f"test_{name}.py"] = source_of(app, f"{module}:app", BAD, "orders.dlq/0@1")
+        for file, source in written.items():
+            (shop.folder / file).write_text(source)
+        passed = _pytest(shop, *written)
+        assert (passed.returncode, f"{len(TAKING)} passed" in passed.stdout) == (0, True), passed.stdout
+        assert shop.reserved() == []
+        with psycopg.connect(postgres_url) as database:
+            assert database.execute("select count(*) from reserved").fetchone() == (0,)
+
     def test_the_transaction_of_another_store_is_asked_for_in_words(self, with_topic: Shop) -> None:
         source = TO_TOPIC.replace('group="shop"', 'group="shop", offsets="postgresql://u:s3cret@127.0.0.1:1/shop"')
         with_topic.write(
@@ -389,8 +478,8 @@ def _path(shop: Shop) -> dict[str, str]:
     return shop._environment({})
 
 
-def _pytest(shop: Shop, file: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file]
+def _pytest(shop: Shop, *files: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
     return subprocess.run(command, cwd=shop.folder, env=_path(shop), capture_output=True, text=True, check=False)
 
 

@@ -491,6 +491,34 @@ class TestTransactions:
     def test_a_null_that_the_handler_does_not_take_is_named_first_too(self, shop: App) -> None:
         assert "tombstone" in str(feed(shop, "orders", None).error)
 
+    def test_the_apps_own_store_lends_a_transaction_of_which_nothing_stays(self, tmp_path: Path) -> None:
+        file = tmp_path / "shop.db"
+        with closing(sqlite3.connect(file)) as database:
+            database.execute("create table reserved (id integer primary key)")
+        app, seen = App("nowhere.invalid:1", group="shop", offsets=f"sqlite:///{file}"), []
+
+        @app.consume("orders")
+        def reserve(order: Order, tx: sqlite3.Connection) -> None:
+            tx.execute("insert into reserved values (?)", (order.id,))
+            seen.append(reserved(tx))
+
+        for _ in range(2):
+            assert feed(app, "orders", {"id": 7}, tx="rollback").outcome == "handled"
+        assert seen == [[7], [7]]
+        with closing(sqlite3.connect(file)) as database:
+            assert reserved(database) == []
+
+    def test_a_store_that_is_not_there_lends_none_and_the_error_says_what_to_do(self) -> None:
+        app = App("nowhere.invalid:1", group="shop", offsets="postgresql://127.0.0.1:1/shop")
+
+        @app.consume("orders")
+        def reserve(order: Order, tx: psycopg.Connection) -> None: ...
+
+        with pytest.raises(
+            ConfigurationError, match=r"found none .*start that store, or give it a connection of your own"
+        ):
+            feed(app, "orders", {"id": 7}, tx="rollback")
+
     def test_a_connection_of_another_type_is_refused(self, shop: App) -> None:
         with pytest.raises(ConfigurationError, match=r"reserve takes a .*Connection, and tx= is a list"):
             feed(shop, "orders", {"id": 7}, tx=[])
