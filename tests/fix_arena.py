@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from confluent_kafka import TopicPartition
@@ -22,6 +23,9 @@ QUICK: Mapping[str, ClientValue] = {"session.timeout.ms": 2000, "heartbeat.inter
 
 class Arena:
     """One broker and what tests do on it. Topics are its own, so that tests do not meet."""
+
+    with_gaps: ClassVar[bool] = True
+    """Whether transaction markers take offsets between the records. On the embedded broker there are none."""
 
     def __init__(self, kind: str, bootstrap: str, embedded: KafkaControls | None) -> None:
         self.kind = kind
@@ -54,7 +58,9 @@ class Arena:
             done.result(timeout=20)
 
     def produce(self, topic: str, values: Iterable[Payload], partition: int | None = None) -> int:
-        return produce(self.bootstrap, topic, values, partition=partition)
+        return produce(
+            self.bootstrap, topic, values, partition=partition, gaps=self.with_gaps and self.embedded is None
+        )
 
     def fill(self, topic: str, each: int, partitions: int = 4) -> set[str]:
         """`each` numbered records in every partition, written `partition:number`."""
@@ -72,6 +78,13 @@ class Arena:
     def clean_up(self) -> None:
         if self.embedded is None:
             delete_topics(self.admin, self._made)
+
+
+@pytest.fixture(autouse=True)
+def _dense(request: pytest.FixtureRequest) -> None:
+    """For tests that name offsets."""
+    if request.node.get_closest_marker("dense") is not None:
+        request.getfixturevalue("monkeypatch").setattr(Arena, "with_gaps", False)
 
 
 def told_to_stop(app: App) -> bool:

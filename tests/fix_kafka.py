@@ -18,6 +18,10 @@ from tests.waiting import eventually
 Payload = bytes | str | None
 
 
+_Pairs = list[tuple[Payload, Payload]]
+"""Values and keys."""
+
+
 class MakeTopic(Protocol):
     def __call__(self, partitions: int = 4, name: str | None = None, config: Mapping[str, str] | None = None) -> str:
         """Create a topic, wait until all its partitions have leaders, return its name."""
@@ -100,29 +104,48 @@ def produce(
     partition: int | None = None,
     *,
     anew: bool = False,
+    gaps: bool = False,
 ) -> int:
     """Write one record a value, in order, and return how many once the broker has confirmed every one. `anew`: by a
-    producer that knows of nothing yet, where the lasting one may not have heard of a new partition."""
-    producer = _lasting_producer(bootstrap) if bootstrap in LASTING and not anew else _producer(bootstrap)
+    producer that knows of nothing yet, where the lasting one may not have heard of a new partition. `gaps`: in
+    transactions, so that markers of theirs take offsets between the records, and behind the last."""
+    make = _lasting_producer if bootstrap in LASTING and not anew else _producer
+    producer = make(bootstrap, gaps)
+    pairs: _Pairs = list(zip(values, keys, strict=True)) if keys is not None else [(value, None) for value in values]
+    place = -1 if partition is None else partition
+    try:
+        for part in _transactions(pairs) if gaps else [pairs]:
+            if gaps:
+                producer.begin_transaction()
+            _write(producer, topic, part, place)
+            if gaps:
+                producer.commit_transaction(60)
+    except BaseException:
+        _lasting_producer.cache_clear()  # it may have failed for good, and is not for the next test
+        raise
+    return len(pairs)
+
+
+def _transactions(pairs: _Pairs) -> Iterator[_Pairs]:
+    """The first record by itself, so that there is a gap however few there are."""
+    yield pairs[:1]
+    for first in range(1, len(pairs), 200):
+        yield pairs[first : first + 200]
+
+
+def _write(producer: Producer, topic: str, pairs: _Pairs, place: int) -> None:
     refused: list[str] = []
 
     def refuse(error: KafkaError | None, message: Message) -> None:
         if error is not None:
             refused.append(str(error))
 
-    pairs = zip(values, keys, strict=True) if keys is not None else ((value, None) for value in values)
-    place = -1 if partition is None else partition
-    written = 0
     for value, key in pairs:
         while not _took(producer, topic, value, key, place, refuse):
             producer.poll(0.1)  # the queue is full: let it drain
-        written += 1
     unconfirmed = producer.flush(60)
-    if refused or unconfirmed:
-        _lasting_producer.cache_clear()  # it may have failed for good, and is not for the next test
-    assert not refused, f"{len(refused)} of {written} records were not written to {topic}: {refused[0]}"
-    assert unconfirmed == 0, f"{unconfirmed} of {written} records to {topic} were not confirmed within 60 s"
-    return written
+    assert not refused, f"{len(refused)} of {len(pairs)} records were not written to {topic}: {refused[0]}"
+    assert unconfirmed == 0, f"{unconfirmed} of {len(pairs)} records to {topic} were not confirmed within 60 s"
 
 
 LASTING: set[str] = set()
@@ -131,13 +154,13 @@ producer would still know."""
 
 
 @cache
-def _lasting_producer(bootstrap: str) -> Producer:
+def _lasting_producer(bootstrap: str, transactional: bool) -> Producer:
     """One for each such broker: a new idempotent producer waits half a second for its id."""
-    return _producer(bootstrap)
+    return _producer(bootstrap, transactional)
 
 
-def _producer(bootstrap: str) -> Producer:
-    return Producer(
+def _producer(bootstrap: str, transactional: bool) -> Producer:
+    producer = Producer(
         {
             "bootstrap.servers": bootstrap,
             "enable.idempotence": True,  # a retry neither doubles nor reorders
@@ -148,8 +171,12 @@ def _producer(bootstrap: str) -> Producer:
             "batch.size": 1_000_000,
             "queue.buffering.max.messages": 500_000,
             "log_level": 0,  # it outlives brokers that tests kill, and would complain of each
+            **({"transactional.id": unique("tests")} if transactional else {}),
         }
     )
+    if transactional:
+        producer.init_transactions(60)
+    return producer
 
 
 def _took(

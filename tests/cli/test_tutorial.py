@@ -57,9 +57,10 @@ def test_the_tutorial_can_be_followed(shop: Shop, monkeypatch: pytest.MonkeyPatc
         elif block.language == "text":
             shows(project, rest[place - 1].text, said, block.text)
         else:
+            if "--stop" in block.text:
+                stop(service)
             said = typed(project, block.text.removeprefix("cd shop\n"))
             look_at(block.text, said, service)
-    stop(service)
     assert not (project / "shop.db").exists(), "removed in the end"
 
 

@@ -284,6 +284,7 @@ def test_an_app_can_run_again_on_another_loop(arena: Arena, group: str, nothing_
 # What ends the block
 
 
+@pytest.mark.dense
 def test_a_handler_that_fails_ends_a_block_that_waits_with_its_exception(
     arena: Arena, group: str, nothing_left: None
 ) -> None:
@@ -366,6 +367,7 @@ def test_an_error_of_the_block_leaves_it_after_the_drain_and_a_failure_beside_it
 # The caller's task is cancelled
 
 
+@pytest.mark.dense
 def test_cancelled_in_the_block_it_drains_commits_leaves_and_is_cancelled(
     arena: Arena, group: str, nothing_left: None
 ) -> None:
@@ -540,6 +542,7 @@ def test_cancelled_while_it_drains_the_drain_is_finished_first(arena: Arena, gro
     assert members(arena, group) == 0
 
 
+@pytest.mark.dense
 def test_a_timeout_around_the_block_is_a_timeout_and_drains(arena: Arena, group: str, nothing_left: None) -> None:
     topic = arena.topic(1)
     arena.produce(topic, ["a", "b"], 0)
@@ -571,6 +574,7 @@ def test_a_timeout_around_the_block_is_a_timeout_and_drains(arena: Arena, group:
 # CancelledError
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("on_error", ["stop", "skip"])
 def test_a_handler_s_own_cancelled_error_is_its_failure_and_is_not_taken_for_the_caller_s(
     arena: Arena, group: str, on_error: Any, nothing_left: None
@@ -980,6 +984,7 @@ def test_what_a_slow_handler_has_not_begun_is_bounded_whatever_the_lag(arena: Ar
 # Handlers that are not alone
 
 
+@pytest.mark.dense
 def test_a_handler_s_tasks_go_on_after_it_and_end_with_the_app(arena: Arena, group: str, nothing_left: None) -> None:
     topic = arena.topic(1)
     arena.produce(topic, ["a", "b"], 0)
@@ -1159,6 +1164,7 @@ UNTIL_IT_IS_TOLD_TO_STOP = """while not app._supervisor.engines[0].tenancy.holdi
             await asyncio.sleep(0.01)"""
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize(
     ("body", "code", "said"),
     [

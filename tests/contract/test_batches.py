@@ -78,6 +78,7 @@ def write(batch: Batch, tx: sqlite3.Connection) -> None:
 # Sizes
 
 
+@pytest.mark.dense
 def test_batches_are_full_across_fetches_and_never_mix_partitions(arena: Arena, group: str) -> None:
     topic = arena.topic(4)
     arena.fill(topic, 1050)
@@ -176,6 +177,7 @@ def test_every_form_of_a_batch_has_all_of_its_records(arena: Arena, group: str, 
 # Records that wait, and the end
 
 
+@pytest.mark.dense
 def test_what_waits_when_the_app_stops_is_not_handled_and_not_lost(arena: Arena, group: str) -> None:
     topic, seen = arena.topic(2), list[Seen]()
     app = member(arena, "one", topic, group, seen, Batching(500, wait=LONG))
@@ -189,6 +191,7 @@ def test_what_waits_when_the_app_stops_is_not_handled_and_not_lost(arena: Arena,
     assert [of_partition(again, partition) for partition in range(2)] == [list(range(10))] * 2
 
 
+@pytest.mark.dense
 def test_what_waits_when_a_partition_moves_is_handled_by_its_new_owner_alone(arena: Arena, group: str) -> None:
     topic, seen = arena.topic(4), list[Seen]()
     one = member(arena, "one", topic, group, seen, Batching(20, wait=LONG))
@@ -207,6 +210,7 @@ def test_what_waits_when_a_partition_moves_is_handled_by_its_new_owner_alone(are
     assert sorted(seen, key=lambda each: each.partition) == expected
 
 
+@pytest.mark.dense
 def test_what_waits_in_a_paused_partition_is_kept_and_comes_once(arena: Arena, group: str) -> None:
     topic, seen = arena.topic(1), list[Seen]()
     app = member(arena, "", topic, group, seen, Batching(20, wait=LONG))
@@ -222,6 +226,7 @@ def test_what_waits_in_a_paused_partition_is_kept_and_comes_once(arena: Arena, g
     assert seen == [Seen("", 0, list(range(20)))]
 
 
+@pytest.mark.dense
 def test_what_waits_is_handed_over_in_its_time_though_the_partition_is_paused(arena: Arena, group: str) -> None:
     topic, seen = arena.topic(1), list[Seen]()
     app = member(arena, "", topic, group, seen, Batching(20, wait=2.0))
@@ -234,6 +239,7 @@ def test_what_waits_is_handed_over_in_its_time_though_the_partition_is_paused(ar
     assert seen == [Seen("", 0, list(range(10)))]
 
 
+@pytest.mark.dense
 def test_what_waits_is_dropped_by_a_seek(arena: Arena, group: str) -> None:
     topic, seen = arena.topic(1), list[Seen]()
     app = member(arena, "", topic, group, seen, Batching(20, wait=LONG))
@@ -248,6 +254,7 @@ def test_what_waits_is_dropped_by_a_seek(arena: Arena, group: str) -> None:
     assert seen == [Seen("", 0, list(range(9, 29)))]
 
 
+@pytest.mark.dense
 def test_a_fence_met_by_a_gathered_batch_undoes_it_and_it_is_handled_once_under_the_new_claim(
     arena: Arena, group: str, sqlite_url: str
 ) -> None:
@@ -302,6 +309,7 @@ def swift_batches(arena: Arena, group: str) -> tuple[App, str, list[Seen], threa
     return app, topic, seen, entered, release
 
 
+@pytest.mark.dense
 def test_an_owner_that_is_deposed_between_the_batches_of_one_fetch_loses_and_repeats_none(
     arena: Arena, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,6 +338,7 @@ def test_an_owner_that_is_deposed_between_the_batches_of_one_fetch_loses_and_rep
         assert all(len(each.offsets) <= 50 for each in seen)
 
 
+@pytest.mark.dense
 def test_an_owner_that_is_deposed_by_batch_after_batch_loses_and_repeats_none(
     arena: Arena, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,6 +367,7 @@ def test_an_owner_that_is_deposed_by_batch_after_batch_loses_and_repeats_none(
 # A storm (P1, P2)
 
 
+@pytest.mark.dense
 def test_members_that_come_and_go_handle_every_record_once_in_batches(
     arena: Arena, group: str, sqlite_url: str
 ) -> None:
@@ -433,6 +443,7 @@ def test_tombstones_come_as_none_when_asked_for_and_cut_the_batch_when_not(
     assert report.skipped == (1 if len(expected) > 1 else 0)
 
 
+@pytest.mark.dense
 def test_one_bad_record_of_five_hundred_is_skipped_and_the_others_are_written_once(
     arena: Arena, group: str, sqlite_url: str
 ) -> None:

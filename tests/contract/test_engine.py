@@ -23,6 +23,7 @@ def table(path: str) -> sqlite3.Connection:
     return connection
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("executor", ["thread", "inline"])
 @pytest.mark.parametrize("store", ["kafka", "memory", "sqlite"])
 def test_every_record_is_handled_once_and_passed(
@@ -70,6 +71,7 @@ def test_a_restart_goes_on_where_the_group_stood(arena: Arena, group: str, sqlit
     assert seen == ["a", "b", "c"]
 
 
+@pytest.mark.dense
 def test_rows_and_offset_commit_together_in_sqlite(arena: Arena, group: str, sqlite_url: str) -> None:
     topic = arena.topic()
     expected = arena.fill(topic, 300)
@@ -132,6 +134,7 @@ def test_several_topics_and_handlers_share_one_consumer(arena: Arena, group: str
 # Failures (P1, P9)
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("store", ["kafka", "sqlite"])
 def test_a_handler_that_fails_stops_the_app_with_its_exception_and_its_offset_is_not_passed(
     arena: Arena, group: str, sqlite_url: str, store: str
@@ -356,6 +359,7 @@ def test_an_unknown_topic_is_an_error(arena: Arena, group: str) -> None:
 # Steering
 
 
+@pytest.mark.dense
 def test_pause_resume_and_seek_steer_a_running_app(arena: Arena, group: str, sqlite_url: str) -> None:
     topic = arena.topic(1)
     place = Partition(topic, 0)
@@ -382,6 +386,7 @@ def stored(url: str, group: str, partition: Partition) -> tuple[int, int] | None
     return None if position is None else (position.next_offset, position.epoch)
 
 
+@pytest.mark.dense
 def test_stop_from_a_handler_drains_and_ends(arena: Arena, group: str) -> None:
     topic = arena.topic(1)
     arena.produce(topic, [str(n) for n in range(1000)], 0)
@@ -422,6 +427,7 @@ def test_a_store_that_is_away_at_the_claim_means_waiting_not_guessing(arena: Are
         eventually(lambda: seen == ["a"], what="it goes on by itself when the store is there")
 
 
+@pytest.mark.dense
 def test_a_zombie_is_fenced_and_goes_on_only_when_the_broker_confirms_it(
     arena: Arena, group: str, sqlite_url: str
 ) -> None:
@@ -487,6 +493,7 @@ def test_what_is_in_flight_is_bounded_whatever_the_lag(arena: Arena, group: str)
     assert 0 < most < 1_000_000 // 500 + 2 * 1000, "a window, and one fetch over it for each lane"
 
 
+@pytest.mark.dense
 def test_memory_store_outlives_a_run_of_the_app(arena: Arena, group: str) -> None:
     topic = arena.topic(1)
     store = MemoryStore()

@@ -69,6 +69,7 @@ def written_to(arena: Arena, topic: str) -> int:
 # Of the app
 
 
+@pytest.mark.dense
 def test_brokers_group_offsets_and_client_properties(
     arena: Arena, group: str, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +161,7 @@ def test_topics(arena: Arena, group: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert len(seen) == 7
 
 
+@pytest.mark.dense
 def test_group_and_offsets(arena: Arena, group: str, sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = fed(arena)
     say(monkeypatch, HANDLER_HANDLE_GROUP=f"{group}-mine", HANDLER_HANDLE_OFFSETS=sqlite_url)
@@ -217,6 +219,7 @@ def test_executor(arena: Arena, group: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert threads == {f"kconsume-{group}"}, "the thread that polls"
 
 
+@pytest.mark.dense
 def test_start(arena: Arena, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = fed(arena)
     say(monkeypatch, HANDLER_HANDLE_START="latest")

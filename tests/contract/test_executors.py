@@ -136,6 +136,7 @@ def rows(connection: sqlite3.Connection) -> list[str]:
 # P1, P2, P7
 
 
+@pytest.mark.dense
 @every
 def test_every_record_is_handled_once_in_order_and_passed(arena: Arena, group: str, executor: str) -> None:
     topic = arena.topic()
@@ -152,6 +153,7 @@ def test_every_record_is_handled_once_in_order_and_passed(arena: Arena, group: s
         assert [v for v in seen if v.startswith(f"{number}:")] == [f"{number}:{n}" for n in range(300)]
 
 
+@pytest.mark.dense
 @every
 def test_rows_and_offset_commit_together(arena: Arena, group: str, sqlite_url: str, executor: str) -> None:
     topic = arena.topic()
@@ -166,6 +168,7 @@ def test_rows_and_offset_commit_together(arena: Arena, group: str, sqlite_url: s
     assert stored == [(n, 100) for n in range(4)]
 
 
+@pytest.mark.dense
 @every
 @pytest.mark.parametrize("tx", [False, True])
 def test_a_record_that_fails_stops_the_app_and_is_not_passed(
@@ -190,6 +193,7 @@ def test_a_record_that_fails_stops_the_app_and_is_not_passed(
     assert rows(seen) == ([str(n) for n in range(17)] if tx else [])
 
 
+@pytest.mark.dense
 @every
 @pytest.mark.parametrize("tx", [False, True])
 def test_a_skipped_record_has_no_effect_and_its_neighbours_have_theirs_once(

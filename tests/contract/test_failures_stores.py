@@ -278,6 +278,7 @@ def test_a_letter_to_a_topic_is_written_before_the_database_has_the_offset(
 # How many
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("form", ["thread", "async", "batch", "named batch"])
 def test_more_dead_letters_than_the_limit_stop_the_app_and_the_next_is_neither_written_nor_passed(
     arena: Arena, group: str, form: str
@@ -300,6 +301,7 @@ def test_more_dead_letters_than_the_limit_stop_the_app_and_the_next_is_neither_w
     assert stored(arena, group, source) in ((None, 0) if not passed else (3,))
 
 
+@pytest.mark.dense
 def test_a_limit_that_is_not_reached_stops_nothing(arena: Arena, group: str) -> None:
     source, dead = arena.topic(1), arena.topic(1)
     arena.produce(source, [str(n) for n in range(300)], 0)

@@ -73,6 +73,7 @@ def below_the_log(arena: Arena, store: OffsetStore, group: str, topic: str) -> s
     return {value for value in written if not value.startswith("1:")}
 
 
+@pytest.mark.dense
 def test_one_partition_below_its_log_ends_no_member_and_goes_on_after_a_reset(
     arena: Arena, group: str, sqlite_url: str, stores: list[OffsetStore], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -95,6 +96,7 @@ def test_one_partition_below_its_log_ends_no_member_and_goes_on_after_a_reset(
     assert shop.of(1) == [f"1:{n}" for n in range(60, 100)]
 
 
+@pytest.mark.dense
 def test_catch_up_ends_with_the_error_after_the_others_are_done(
     arena: Arena, group: str, offsets: str, stores: list[OffsetStore]
 ) -> None:
@@ -187,6 +189,7 @@ def test_start_error_holds_the_partition_without_an_offset_until_it_has_one(
         other.catch_up(idle=0.2)
 
 
+@pytest.mark.dense
 def test_a_seek_releases_a_held_partition_on_plain_kafka(arena: Arena, group: str, stores: list[OffsetStore]) -> None:
     topic = arena.topic()
     stores.append(store := open_store("kafka://", brokers=arena.bootstrap))
@@ -202,6 +205,7 @@ def test_a_seek_releases_a_held_partition_on_plain_kafka(arena: Arena, group: st
 # on_error="hold"
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("form", ["record", "batch", "async"])
 def test_a_record_that_fails_holds_its_partition_and_no_other(
     arena: Arena, group: str, offsets: str, form: str

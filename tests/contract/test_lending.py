@@ -91,6 +91,7 @@ def holdings(app: App) -> list[Holding]:
     return list(supervisor.engines[0].tenancy.holdings.values())
 
 
+@pytest.mark.dense
 def test_a_swift_async_handler_is_run_where_its_records_are_fetched(scene: Scene, group: str) -> None:
     with scene.app.running():
         scene.warm_up()
@@ -111,6 +112,7 @@ def test_a_swift_async_handler_is_run_where_its_records_are_fetched(scene: Scene
         assert [offset for p, offset in scene.seen if p == partition] == list(range(count)), "each once, in order"
 
 
+@pytest.mark.dense
 def test_a_swift_async_handler_that_blocks_the_loop_does_not_stop_polling(scene: Scene) -> None:
     with scene.app.running():
         try:

@@ -172,6 +172,7 @@ def test_what_a_partition_s_records_send_arrives_in_their_order(arena: Arena, gr
 # Before the offset passes (P1)
 
 
+@pytest.mark.dense
 def test_the_offset_does_not_pass_before_what_was_sent_is_confirmed(
     arena: Arena, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

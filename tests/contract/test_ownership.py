@@ -43,6 +43,7 @@ def warm_up(arena: Arena, app: App, topic: str, seen: list[tuple[int, int]]) -> 
     assert all(lane is not None and lane.pace.swift for lane in lanes), "the handler is not swift here"
 
 
+@pytest.mark.dense
 def test_a_swift_handler_that_is_held_up_stops_neither_polling_nor_other_partitions(
     arena: Arena, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,6 +87,7 @@ def test_without_a_deputy_the_same_handler_stops_everything(
             release.set()
 
 
+@pytest.mark.dense
 def test_an_owner_that_is_held_up_again_and_again_is_replaced_each_time(
     arena: Arena, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

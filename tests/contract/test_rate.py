@@ -138,6 +138,7 @@ def test_also_in_transactions_and_when_a_batch_is_called_again(
     assert watch.highest <= 2 * 10
 
 
+@pytest.mark.dense
 @every
 def test_a_stop_while_it_waits_ends_promptly_and_what_has_not_begun_is_left(
     arena: Arena, group: str, executor: str

@@ -72,6 +72,7 @@ def member(
     return app
 
 
+@pytest.mark.dense
 def test_members_share_the_partitions_and_a_leaver_hands_over_without_loss_or_repeat(
     arena: Arena, group: str, sqlite_url: str, protocol: Mapping[str, ClientValue]
 ) -> None:
@@ -100,6 +101,7 @@ def test_members_share_the_partitions_and_a_leaver_hands_over_without_loss_or_re
         assert [s.offset for s in seen if s.partition == number] == list(range(150)), "order by partition (P7)"
 
 
+@pytest.mark.dense
 def test_a_record_that_runs_when_its_partition_is_revoked_is_finished_and_committed(
     arena: Arena, group: str, sqlite_url: str, protocol: Mapping[str, ClientValue]
 ) -> None:
@@ -133,6 +135,7 @@ def test_a_record_that_runs_when_its_partition_is_revoked_is_finished_and_commit
     assert Counter(seen) == Counter(expected), "the running record stays with the old owner, the next goes to the new"
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("protocol", ["cooperative", "consumer"], indirect=True)
 def test_partitions_that_do_not_move_do_not_stop_while_a_moved_one_hangs(
     arena: Arena, group: str, protocol: Mapping[str, ClientValue], sqlite_url: str

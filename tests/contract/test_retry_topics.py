@@ -178,6 +178,7 @@ def marks_of(message: Message) -> dict[str, str]:
     return read_marks(record_of(message, "").headers)  # type: ignore[arg-type]
 
 
+@pytest.mark.dense
 def test_what_fails_passes_when_its_time_has_come_or_ends_as_a_dead_letter_and_others_do_not_wait(stage: Stage) -> None:
     arena, source, dead = stage.arena, stage.arena.topic(1), stage.arena.topic(1)
     first, second = stage.rungs(source, 2)

@@ -105,6 +105,7 @@ class Scene:
             }
 
 
+@pytest.mark.dense
 def test_each_process_has_its_share_of_the_partitions_that_carry_the_load(
     arena: Arena, group: str, protocol: Kafka
 ) -> None:
@@ -263,6 +264,7 @@ def test_a_partition_of_either_member_comes_back_when_it_was_fenced(
     store.close()
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("waits", [True, False], ids=["for both members", "for one"])
 def test_catching_up_waits_for_side_topics_also_when_their_member_joins_late(
     arena: Arena, group: str, waits: bool, monkeypatch: pytest.MonkeyPatch

@@ -268,6 +268,7 @@ def test_what_was_written_to_a_new_partition_while_nobody_looked_is_handled(
 # Subscriptions
 
 
+@pytest.mark.dense
 def test_an_app_that_subscribes_to_another_topic_gives_the_first_up_and_gets_it_back(
     arena: Arena, group: str, protocol: Kafka
 ) -> None:
@@ -404,6 +405,7 @@ def test_partitions_that_a_person_chose_are_refused_in_a_group_that_has_members_
 # Topics
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("committed", [False, True])
 def test_a_topic_that_is_deleted_while_it_is_consumed_ends_no_app_and_is_named(
     arena: Arena,
@@ -441,6 +443,7 @@ def test_a_topic_that_is_deleted_while_it_is_consumed_ends_no_app_and_is_named(
             )
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("committed", [False, True])
 def test_of_the_topics_of_a_pattern_one_that_is_deleted_is_given_up_and_the_others_go_on(
     arena: Arena, group: str, protocol: Kafka, monkeypatch: pytest.MonkeyPatch, *, committed: bool

@@ -58,6 +58,7 @@ def test_the_second_is_refused_with_the_choices_and_the_first_goes_on(arena: Are
     assert (sorted(first), second) == (["a", "b", "c", "d"], [])
 
 
+@pytest.mark.dense
 def test_a_group_that_was_moved_with_its_offsets_goes_on_in_the_other_store(
     arena: Arena, group: str, tmp_path: Path
 ) -> None:
