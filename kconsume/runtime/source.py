@@ -403,11 +403,17 @@ class Source:
 
     def close(self, patience: float = LEAVE_WITHIN) -> None:
         """Leave the group. May hang when brokers accept connections and do not answer: watch it."""
-        if self._subscribed and not self._static:  # a static member must not be heard: it will be back
-            self._leave(Deadline(min(patience, LEAVE_WITHIN)))
-        self._closes = True
-        self._consumer.close()
-        self._open = False
+        try:
+            if self._subscribed and not self._static:  # a static member must not be heard: it will be back
+                self._leave(Deadline(min(patience, LEAVE_WITHIN)))
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError._FATAL:
+                raise
+            # A client that has died cannot leave its group, and must be closed all the same. Why it died is parked.
+        finally:
+            self._closes = True
+            self._consumer.close()
+            self._open = False
         self._arrivals.raise_fault()
 
     def _leave(self, deadline: Deadline) -> None:
