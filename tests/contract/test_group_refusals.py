@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaError
 
 from kconsume import App
 from kconsume.cli.check import examine
-from kconsume.errors import GroupRefused
+from kconsume.errors import ClientFailed, GroupRefused
 from kconsume.runtime.refusals import REFUSALS
 from tests.fix_arena import Arena
 from tests.waiting import eventually
@@ -156,3 +156,13 @@ def test_a_session_that_the_brokers_refuse_ends_at_once_with_its_value(arena: Ar
     app, _ = service(arena, group, arena.topic(1), **{"session.timeout.ms": hour, "max.poll.interval.ms": hour})
     with pytest.raises(GroupRefused, match=r"session.timeout.ms=3600000 .* group.max.session.timeout.ms"):
         app.catch_up(idle=0.2)
+
+
+def test_an_assignor_that_a_kip_848_broker_does_not_have_ends_at_once_with_the_ways_out(
+    arena: Arena, group: str
+) -> None:
+    topic = arena.topic(1)
+    app, _ = service(arena, group, topic, **{"group.protocol": "consumer", "group.remote.assignor": "nobody-s"})
+    with pytest.raises(ClientFailed, match=r"say group.remote.assignor='uniform' or 'range'") as failed:
+        app.catch_up(idle=0.2)
+    assert failed.value.exit_code == 1
