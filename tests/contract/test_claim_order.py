@@ -7,7 +7,8 @@ That a claim which comes late is refused is shown with frozen processes in `test
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +23,8 @@ from kconsume.backends.claiming import Answers, granted
 from kconsume.errors import ConfigurationError, Fenced
 from kconsume.runtime.claims import Answers as OfAClaim
 from kconsume.runtime.claims import Claims
+from kconsume.runtime.holding import Claim
+from kconsume.runtime.tenancy import Tenancy
 from kconsume.settings import ClientValue
 from kconsume.testing.services import KafkaService
 from tests.fix_arena import PROTOCOLS, QUICK
@@ -159,6 +162,113 @@ def test_rows_of_another_cluster_with_later_generations_are_taken_over(
     assert (refusals(caplog), fencings(caplog)) == (1, 0)
     shop.handles("b", QUICK)
     assert refusals(caplog) == 1, "its generations count from here"
+
+
+def test_one_partition_that_is_refused_leaves_the_others_of_its_claim_alone(
+    kafka: KafkaService, topic: MakeTopic, group: str, postgres_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    name, seen = topic(2), list[str]()
+    shop = Shop(kafka.bootstrap, name, group, postgres_url)
+    shop.claimed_before(1_000_000)
+    app = App(kafka.bootstrap, group=group, offsets=postgres_url, kafka=QUICK)
+
+    @app.consume(name)
+    def note(value: str) -> None:
+        seen.append(value)
+
+    for number in (0, 1):
+        produce(kafka.bootstrap, name, [str(number)], partition=number)
+    with app.running():
+        eventually(lambda: sorted(seen) == ["0", "1"], what="both flow")
+    (refused,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("claim refused ")]
+    assert f"partition={name}/0," in refused
+    with closing(open_store(postgres_url)) as store:
+        assert store.load(group, [Partition(name, 1)])[Partition(name, 1)].epoch == 1, "claimed once"
+
+
+class SlowToLook(MemoryStore):
+    """Its first question waits; what is asked for after it waits behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.answers = threading.Event(), threading.Event()
+        self.claims: dict[str, list[Partition]] = {}
+
+    def load(self, group: str, partitions: Iterable[Partition]) -> dict[Partition, Position]:
+        if not self.asked.is_set():
+            self.asked.set()
+            self.answers.wait(60)
+        return super().load(group, partitions)
+
+    def claim(
+        self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
+    ) -> Answers:
+        self.claims.setdefault(owner, []).extend(partitions)
+        return super().claim(group, partitions, owner, start, terms)
+
+
+def a_claim_that_waits_leaves_out_what_went(
+    kafka: KafkaService, topic: MakeTopic, group: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The claim of both partitions waits for the store; meanwhile another member is given one of them, and works."""
+    name, store, seen = topic(2), SlowToLook(), dict[str, list[str]](slow=[], swift=[])
+
+    def member(who: str) -> App:
+        app = App(kafka.bootstrap, group=group, offsets=store, kafka=QUICK, startup=0)
+
+        @app.consume(name)
+        def note(value: str) -> None:
+            seen[who].append(value)
+
+        return app
+
+    slow, swift = member("slow"), member("swift")
+    with slow.running():
+        try:
+            assert store.asked.wait(60)
+            eventually(lambda: len(assigned(slow)) == 2, what="the first is given both")
+            with swift.running():
+                eventually(lambda: (len(assigned(slow)), len(assigned(swift))) == (1, 1), what="each has one")
+                ((_, number),) = assigned(swift)
+                produce(kafka.bootstrap, name, ["1"], partition=number)
+                eventually(lambda: seen["swift"] == ["1"], what="the second works")
+                store.answers.set()
+                eventually(lambda: len(store.claims) == 2, what="the first claims")
+                assert sorted(map(len, store.claims.values())) == [1, 1], "each has claimed its own"
+                produce(kafka.bootstrap, name, ["2"], partition=1 - number)
+                eventually(lambda: seen["slow"] == ["2"], what="the first has the other")
+                produce(kafka.bootstrap, name, ["3"], partition=number)
+                eventually(lambda: seen["swift"] == ["1", "3"], what="the second goes on")
+        finally:
+            store.answers.set()
+    assert (refusals(caplog), fencings(caplog)) == (0, 0)
+
+
+def test_a_claim_that_waits_in_a_slow_store_leaves_out_what_went(
+    kafka: KafkaService, topic: MakeTopic, group: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    a_claim_that_waits_leaves_out_what_went(kafka, topic, group, caplog)
+
+
+def test_control_with_the_partitions_of_the_moment_when_it_was_queued_it_does_not(
+    kafka: KafkaService,
+    topic: MakeTopic,
+    group: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def ask(tenancy: Tenancy, claim: Claim) -> OfAClaim:
+        return dict(claim.errand(sorted(claim.holdings), None))
+
+    monkeypatch.setattr(Tenancy, "_ask", ask)
+    with pytest.raises(AssertionError, match="each has claimed its own"):
+        a_claim_that_waits_leaves_out_what_went(kafka, topic, group, caplog)
+
+
+def assigned(app: App) -> set[Partition]:
+    supervisor = app._supervisor
+    engines = supervisor.engines if supervisor is not None else ()
+    return {p for engine in engines for p in engine.loop.snapshot.assigned}
 
 
 def test_control_if_the_generation_counted_after_the_confirmation_too_they_are_never_taken_over(
