@@ -132,7 +132,7 @@ class TestAFailoverThatLostItsTail:
 
         def fail_over() -> None:
             database.execute("delete from effects where value in ('1', '2')")
-            database.execute("update kconsume_offsets set next_offset = 1")
+            set_back(postgres_url, group)
             over.set()
 
         def effects() -> list[str]:
@@ -158,8 +158,7 @@ class TestAFailoverThatLostItsTail:
         def fail_over() -> None:
             client.lrem("effects", 0, "1")
             client.lrem("effects", 0, "2")
-            (row,) = client.keys(f"kconsume:offset:{group}:*")
-            client.hset(row, "next", "1")
+            set_back(redis_url, group)
             over.set()
 
         def effects() -> list[str]:
@@ -171,6 +170,26 @@ class TestAFailoverThatLostItsTail:
         assert sorted(effects()) == ["0", "1", "2", "3", "4"]
         client.close()
 
+    @pytest.mark.parametrize("store", ["postgres", "redis"])
+    def test_what_the_polling_thread_saves_does_not_pass_the_tail_either(
+        self, kafka: KafkaService, topic: MakeTopic, group: str, request: pytest.FixtureRequest, store: str
+    ) -> None:
+        """Of a handler outside of the store's transaction, whose offsets are saved from there."""
+        name, seen, offsets = topic(1), list[str](), request.getfixturevalue(f"{store}_url")
+        app = app_on(kafka, group, offsets)
+
+        @app.consume(name)
+        def note(value: str) -> None:
+            seen.append(value)
+
+        with app.running():
+            produce_with_gaps(kafka.bootstrap, name, ["0", "1", "2"])
+            eventually(lambda: stored(offsets, group, name) == 6, what="all is saved")
+            set_back(offsets, group)
+            produce_with_gaps(kafka.bootstrap, name, ["3"])
+            eventually(lambda: stored(offsets, group, name) == 8, what="all is saved")
+        assert seen == ["0", "1", "2", "3", "1", "2", "3"]
+
     def test_control_with_two_writers_the_tail_is_lost(
         self, kafka: KafkaService, topic: MakeTopic, group: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -180,6 +199,17 @@ class TestAFailoverThatLostItsTail:
         monkeypatch.setattr(Loop, "_pass_the_end", lambda *_: None)
         with pytest.raises(AssertionError):
             self.test_redis_loses_nothing(kafka, topic, group, redis_url)
+
+
+def set_back(offsets: str, group: str) -> None:
+    """Behind the first record, under the same epoch."""
+    if offsets.startswith("redis"):
+        with redis.Redis.from_url(offsets) as client:
+            (row,) = client.keys(f"kconsume:offset:{group}:*")
+            client.hset(row, "next", "1")
+    else:
+        with psycopg.connect(offsets, autocommit=True) as database:
+            database.execute("update kconsume_offsets set next_offset = 1")
 
 
 def without_previous(
