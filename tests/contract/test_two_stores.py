@@ -16,7 +16,8 @@ from kconsume.backends import OffsetStore, open_store
 from kconsume.backends.commit_note import name_of
 from kconsume.cluster import Cluster
 from kconsume.errors import RowLost
-from kconsume.runtime import claims
+from kconsume.runtime import claims, tenancy
+from kconsume.runtime.same_store import Verdict
 from tests.fix_arena import Arena
 from tests.fix_kafka import unique
 from tests.waiting import eventually
@@ -187,15 +188,76 @@ def lose_rows(url: str) -> None:
             database.execute("delete from kconsume_offsets")
 
 
+def test_a_row_that_is_gone_holds_its_partition_alone_until_somebody_chooses(
+    real: Arena, group: str, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tenancy, "LOOK_EVERY", 0.1)
+    topic = real.topic(2)
+    written = real.fill(topic, 3, partitions=2)
+    app, seen = deployment(real, group, topic, sqlite_url)
+    app.catch_up(idle=0.2)
+    assert set(seen) == written
+    lost = Partition(topic, 0)
+    with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)) as connection:
+        connection.execute("delete from kconsume_offsets where partition = 0")
+    real.fill(topic, 1, partitions=2)
+    with app.running():
+        eventually(lambda: held(app) == {lost: "store_mismatch"}, what="it is held")
+        eventually(lambda: seen.count("1:0") == 2, what="the other goes on")
+        with opened(sqlite_url) as store:
+            store.reset(group, {lost: 3})
+        eventually(lambda: seen.count("0:0") == 2, what="it goes on by itself")
+        eventually(lambda: held(app) == {}, what="nothing is held")
+    assert sorted(seen) == sorted([*written, "0:0", "1:0"])
+
+
+def held(app: App) -> dict[Partition, str]:
+    supervisor = app._supervisor
+    engines = supervisor.engines if supervisor is not None else ()
+    return {p: trouble.code for engine in engines for p, trouble in engine.loop.snapshot.held.items()}
+
+
+def test_a_redis_that_was_emptied_skips_nothing(real: Arena, group: str, redis_url: str, behind: Behind) -> None:
+    topic = behind(redis_url)
+    with redis.Redis.from_url(redis_url) as client:
+        client.flushdb()
+    with pytest.raises(ConfigurationError, match=rf"{topic}/0 stands at 2 there and has no row here"):
+        latest(real, group, topic, redis_url)
+
+
+@pytest.mark.parametrize("store", ["postgres", "redis"])
+def test_a_standby_that_lacked_the_last_commits_is_gone_on_with(
+    request: pytest.FixtureRequest,
+    real: Arena,
+    group: str,
+    store: str,
+    behind: Behind,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    url = request.getfixturevalue(f"{store}_url")
+    topic = behind(url)
+    if store == "redis":
+        with redis.Redis.from_url(url) as client:
+            client.hset(client.keys(f"kconsume:offset:{group}:*")[0], "next", "1")
+    else:
+        with psycopg.connect(url, autocommit=True) as database:
+            database.execute("update kconsume_offsets set next_offset = 1")
+    with caplog.at_level("WARNING", logger="kconsume"):
+        assert latest(real, group, topic, url) == ["2", *THE_REST]
+    assert f"{topic}/0@1 (committed 2)" in caplog.text
+
+
 def test_rows_that_were_deleted_after_a_run_begin_where_start_says(
-    real: Arena, group: str, postgres_url: str, behind: Behind
+    real: Arena, group: str, postgres_url: str, behind: Behind, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = behind(postgres_url)
     with opened(postgres_url) as store:
         store.delete(group)
     app, seen = deployment(real, group, topic, postgres_url)
-    app.catch_up(idle=0.2)
+    with caplog.at_level("INFO", logger="kconsume"):
+        app.catch_up(idle=0.2)
     assert seen == ["1", "2", *THE_REST]
+    assert f"{topic}/0@0 (committed 2) reason={Verdict.DELETED.value}" in caplog.text
 
 
 def test_a_restored_backup_of_a_file_is_gone_on_with(
