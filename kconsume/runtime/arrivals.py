@@ -194,8 +194,9 @@ class Arrivals:
     def _judge(self, error: KafkaError, message: ClientMessage) -> None:
         code, partition = error.code(), _partition_of(message)
         if code == KafkaError._PARTITION_EOF:
-            self._reached.add(partition)
-            self.end_offsets[partition] = message.offset() or 0
+            if partition not in self.stopped:  # else it is behind what was not let through
+                self._reached.add(partition)
+                self.end_offsets[partition] = message.offset() or 0
         elif code == KafkaError._AUTO_OFFSET_RESET and partition in self.unproven and message.offset() == 0:
             self.astray.add(partition)
         elif code == KafkaError._AUTO_OFFSET_RESET:
@@ -219,6 +220,8 @@ class Arrivals:
         if partition not in self.stopped:
             self.stopped.add(partition)
             self.faults[partition] = fault
+            self.ends.discard(partition)
+            self._reached.discard(partition)
 
 
 def _fix_by_text(text: str) -> str:

@@ -5,13 +5,17 @@ On a broker of its own, whose log files the test changes.
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from kconsume import App, Partition
+from kconsume.backends import open_store
 from kconsume.errors import UnreadableBatch
 from kconsume.runtime import tenancy
 from kconsume.runtime.client_log import client_log
@@ -141,6 +145,39 @@ def test_a_record_above_a_limit_that_was_set_holds_its_partition_and_no_other(ar
         app.seek(Partition(topic, 1), 2)
         eventually(lambda: seen == ["before", "other", "behind"], what="it goes on behind it")
         eventually(lambda: held(app) == {}, what="nothing is held")
+
+
+def test_the_end_of_the_log_that_comes_with_it_does_not_pass_it(
+    arena: Arena, group: str, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the owner thread is busy, the client fetches the record, those behind it and the end: all come at once."""
+    monkeypatch.setattr(tenancy, "READ_AGAIN_EVERY", 60.0)
+    topic, seen, busy, produced = arena.topic(2), list[str](), threading.Event(), threading.Event()
+    app = arena.app(group, sqlite_url, {RECEIVE_LIMIT: 10_512, "fetch.max.bytes": 10_000, "message.max.bytes": 10_000})
+
+    @app.consume(topic, executor="inline")
+    def handle(value: str) -> None:
+        if value == "busy":
+            busy.set()
+            produced.wait(60)
+            time.sleep(1.0)  # the fetch that finds the end takes a moment
+        seen.append(value)
+
+    def offsets() -> list[int]:
+        with closing(open_store(sqlite_url)) as store:
+            rows = store.load(group, [Partition(topic, 0), Partition(topic, 1)])
+            return [rows[p].next_offset for p in sorted(rows)]
+
+    with app.running():
+        arena.produce(topic, ["busy"], 0)
+        assert busy.wait(60)
+        arena.produce(topic, ["before", "a" * 11_000, "behind"], 1)
+        produced.set()
+        eventually(lambda: held(app) == {Partition(topic, 1): "unreadable_batch"}, what="it is held")
+        arena.produce(topic, ["later"], 0)
+        eventually(lambda: offsets()[0] == 2, what="the other partition goes on, and all offsets are saved")
+    assert offsets() == [2, 1]
+    assert seen == ["busy", "before", "later"]
 
 
 def test_without_a_limit_a_large_record_is_read(arena: Arena, group: str) -> None:

@@ -125,6 +125,16 @@ class TestEvents:
         sorter.raise_fault()
         assert isinstance(sorter.topic_faults["orders"], TopicNotFound)
 
+    def test_an_end_behind_what_is_wrong_with_a_partition_is_none(self) -> None:
+        """It would pass what was not let through."""
+        end = event(KafkaError._PARTITION_EOF, 0, 9)
+        for messages in ([event(KafkaError._BAD_MSG, 0, 2), end], [end, event(KafkaError._BAD_MSG, 0, 2)]):
+            sorter = sort([record(0, 1), *messages])
+            assert sorter.ends == set()
+        sorter.forget([Partition("orders", 0)])
+        sorter.sort(cast("list[ClientMessage]", [end]))
+        assert sorter.ends == {Partition("orders", 0)}, "it was placed again, and has read to the end"
+
     @pytest.mark.parametrize(
         ("code", "error"),
         [
