@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+import psycopg
 import pytest
 
 from kconsume import App, Partition, Retry
@@ -242,6 +243,47 @@ def test_a_record_that_fails_holds_its_partition_and_no_other(
         eventually(lambda: held(app) == {}, what="nothing is held")
     if form != "batch":
         assert [v for v in seen if v.startswith("1:")] == [f"1:{n}" for n in range(20)]
+
+
+@pytest.mark.parametrize("arena", ["real"], indirect=True)
+def test_a_record_that_fails_in_a_transaction_holds_its_partition_with_the_next_owner_too(
+    arena: Arena, group: str, postgres_url: str, database: psycopg.Connection
+) -> None:
+    """Those before it have their effect, once; each new owner tries it once."""
+    topic, tries, broken = arena.topic(2), list[str](), [True]
+    database.execute("create table effects (value text)")
+    bad = Partition(topic, 1)
+
+    def member(name: str) -> App:
+        app = arena.app(group, postgres_url)
+
+        @app.consume(topic, on_error="hold")
+        def handle(value: str, tx: psycopg.Connection) -> None:
+            tx.execute("insert into effects values (%s)", (value,))
+            if broken and value == "1:5":
+                tries.append(name)
+                raise ValueError("not yet")
+
+        return app
+
+    def effects() -> list[str]:
+        return sorted(value for (value,) in database.execute("select value from effects"))
+
+    one, two = member("one"), member("two")
+    expected = arena.fill(topic, 10, partitions=2)
+    with one.running():
+        eventually(lambda: held(one) == {bad: "held"}, what="it is held")
+        eventually(lambda: effects() == sorted(expected - {f"1:{n}" for n in range(5, 10)}), what="all else is done")
+        before = len(tries)
+        with two.running():
+            eventually(lambda: len(held(one)) + len(held(two)) == 1 and len(_stored(two)) == 1, what="each has one")
+    with two.running():
+        eventually(lambda: held(two) == {bad: "held"}, what="the next owner holds it too")
+        assert len(tries) > before
+        broken.clear()
+        two.resume(bad)
+        eventually(lambda: effects() == sorted(expected), what="resumed, it goes on")
+        eventually(lambda: held(two) == {}, what="nothing is held")
 
 
 def test_catch_up_with_a_held_record_ends_with_the_handler_s_error_after_the_others(
