@@ -235,6 +235,38 @@ def test_a_marker_behind_the_last_record_is_no_lag(
     assert seen == ["0", "1"]
 
 
+@pytest.mark.parametrize("form", ["redis", "postgres on the event loop"])
+def test_nor_is_it_where_the_work_moves_the_row(
+    kafka: KafkaService,
+    topic: MakeTopic,
+    group: str,
+    request: pytest.FixtureRequest,
+    caplog: pytest.LogCaptureFixture,
+    form: str,
+) -> None:
+    name, seen = topic(1), list[str]()
+    offsets = request.getfixturevalue(f"{form.partition(' ')[0]}_url")
+    app = app_on(kafka, group, offsets)
+
+    def on_redis(value: str, tx: Pipeline) -> None:
+        seen.append(value)
+
+    async def on_the_loop(value: str, tx: psycopg.AsyncConnection) -> None:
+        seen.append(value)
+
+    def at(end: int) -> bool:
+        return {stored(offsets, group, name), stored("kafka://", group, name, kafka.bootstrap)} == {end}
+
+    app.consume(name)(on_redis if form == "redis" else on_the_loop)
+    with caplog.at_level(logging.WARNING, logger="kconsume"), app.running():
+        produce_with_gaps(kafka.bootstrap, name, ["0", "1"])
+        eventually(lambda: at(4), what="row and group are at the log's end")
+        produce_with_gaps(kafka.bootstrap, name, ["2"])
+        eventually(lambda: at(6), what="and again")
+    assert seen == ["0", "1", "2"]
+    assert caplog.messages == [], "nobody was fenced"
+
+
 class LateRefusal(MemoryStore):
     """Saves under the first epoch are answered only when they are let, and then say that we were fenced."""
 
