@@ -461,6 +461,8 @@ class Tenancy:
         trouble, lane = holding.trouble, holding.lane
         if trouble is None or not trouble.reads_again or lane is None or lane.unfinished or not holding.tracker.idle:
             return
+        if lane.gathering:  # they would come a second time, into the same batch
+            return
         trouble.tries = True
         holding.held.discard("trouble")
         place = Place(holding.tracker.watermark, holding.leader_epoch, paused=bool(holding.held))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
-from kconsume import App, Partition
+from kconsume import App, Batching, Partition
 from kconsume.backends import open_store
 from kconsume.errors import UnreadableBatch
 from kconsume.runtime import tenancy
@@ -178,6 +178,22 @@ def test_the_end_of_the_log_that_comes_with_it_does_not_pass_it(
         eventually(lambda: offsets()[0] == 2, what="the other partition goes on, and all offsets are saved")
     assert offsets() == [2, 1]
     assert seen == ["busy", "before", "later"]
+
+
+def test_records_that_wait_for_their_batch_do_not_come_twice(arena: Arena, group: str) -> None:
+    """The partition is read again meanwhile, from behind the last record that was handled."""
+    topic, batches = arena.topic(1), list[list[str]]()
+    arena.produce(topic, ["before", LARGE, "behind"], 0)
+    app = arena.app(group, "memory://", LIMITS)
+
+    @app.consume(topic, batch=Batching(records=50, wait=2.0))
+    def handle(values: list[str]) -> None:
+        batches.append(values)
+
+    with app.running():
+        eventually(lambda: held(app) == {Partition(topic, 0): "unreadable_batch"}, what="it is held")
+        eventually(lambda: batches, what="those before it are handled")
+    assert batches == [["before"]]
 
 
 def test_without_a_limit_a_large_record_is_read(arena: Arena, group: str) -> None:
