@@ -28,6 +28,7 @@ from kconsume.errors import (
     StoreUnavailable,
     TopicNotFound,
     TopicRecreated,
+    Undecided,
 )
 from kconsume.records import Partition
 from kconsume.runtime.same_store import Shown, Verdict, judged
@@ -167,6 +168,9 @@ class Claims:
             except StartRequired as error:
                 answers.update({p: Trouble(error, None, open_lane=False) for p in error.partitions})
                 wanted = [p for p in wanted if p not in error.partitions]
+            except Undecided as error:
+                answers.update(waiting := self._waiting(wanted, error))
+                wanted = [p for p in wanted if p not in waiting]
             except TopicNotFound as error:  # it went while we asked where its log begins
                 there = self._cluster.those_there({p.topic for p in wanted})
                 gone = [p for p in wanted if p.topic not in there]
@@ -177,6 +181,15 @@ class Claims:
             else:
                 break
         return answers
+
+    def _waiting(self, partitions: Iterable[Partition], error: Undecided) -> dict[Partition, Trouble]:
+        """Those of which a record failed half-way. The store gives them to nobody until a user has decided, and that
+        changes their rows."""
+        stopped = [p for p in partitions if p in error.partitions]
+        if not stopped:
+            raise error
+        rows = self._store.load(self._group, stopped)
+        return {p: Trouble(error, rows.get(p), open_lane=False) for p in stopped}
 
     def _topic_ids(self, partitions: Sequence[Partition]) -> tuple[dict[str, str | None], dict[Partition, Trouble]]:
         """The id of each topic that is there, and the partitions of those that are not."""
@@ -234,6 +247,10 @@ class Claims:
         assert isinstance(self._store, FencedStore)
         try:
             return self._with_ids(self._store.reclaim(self._group, epochs, self._owner))
+        except Undecided as error:
+            waiting = self._waiting(epochs, error)
+            rest = {p: epoch for p, epoch in epochs.items() if p not in waiting}
+            return {**waiting, **(self.reclaim(rest) if rest else {})}
         except Fenced:
             # The answer to an earlier one may have been lost on its way, and the newer epoch be our own.
             stored = self._store.load(self._group, epochs)

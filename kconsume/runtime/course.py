@@ -151,7 +151,7 @@ class _Run:
                 if not self._course.stores:
                     raise  # there is no store in it, so no claim would ever find out
                 lane.brake("store")
-                self._ending = Ejected(lane, error)
+                self._ending = Ejected(lane, error, self._course.policy.holds)
                 return
 
     def _move_to(self, end: int) -> Steps:

@@ -92,6 +92,8 @@ class Ejected(NamedTuple):
 
     lane: Lane
     error: BaseException
+    holds: bool = False
+    """Whether a record that fails stops only its partition."""
 
 
 class Undelivered(NamedTuple):

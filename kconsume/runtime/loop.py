@@ -356,7 +356,7 @@ class Loop:
             holding.tracker.ended(outcome.offset)
             holding.stored = outcome.offset
         elif isinstance(outcome, Ejected):
-            self._tenancy.eject(holding, outcome.error)
+            self._tenancy.eject(holding, outcome.error, holds=outcome.holds)
         elif isinstance(outcome, Undelivered):
             # Not here: this may be inside the client's callback, and its lane's work may be run by this thread.
             self.request(partial(outcome.lane.lanes.submit, outcome.lane, Chunk([], 0, -1)))

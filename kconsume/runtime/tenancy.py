@@ -290,13 +290,16 @@ class Tenancy:
             _log.info("partition released partition=%s code=%s", holding.partition, holding.trouble.code)
             holding.trouble = None
 
-    def eject(self, holding: Holding, error: BaseException) -> None:
+    def eject(self, holding: Holding, error: BaseException, *, holds: bool = False) -> None:
         """The store did not take our work. Stop the lane. If somebody else has claimed the partition, it is claimed
-        again after `confirm`; if the store was away, or its answer is not known, we ask under the epoch we had."""
+        again after `confirm`; if the store was away, or its answer is not known, we ask under the epoch we had.
+
+        `holds`: whether a record that fails stops only its partition.
+        """
         self._close_lane(holding, "store")
         self.hold(holding, "claim")
-        if isinstance(error, Undecided):
-            raise error  # a record has failed now; one that had when we came only waits (`_undecided`)
+        if isinstance(error, Undecided) and not holds:
+            raise error  # a record has failed now; one that had when we came only holds its partition
         if isinstance(error, Fenced):
             return self._fenced([holding], error)
         pause, epoch = self._backoff([holding]), holding.epoch
@@ -545,8 +548,6 @@ class Tenancy:
                 "claim failed, partitions wait partitions=%s again_in=%.1fs cause=%s", _names(current), pause, error
             )
             self._plan(current, claim.errand, pause)
-        elif isinstance(error, Undecided):
-            self._undecided(current, claim.errand, error)
         elif isinstance(error, Fenced):
             self._fenced(current.values(), error)
         else:
@@ -573,16 +574,6 @@ class Tenancy:
         claim.listening = Deadline(LISTENERS_PATIENCE)
         for partition in new:
             holdings[partition].told = True
-
-    def _undecided(self, holdings: Mapping[Partition, Holding], errand: Errand, error: Undecided) -> None:
-        """Those that wait for a person's decision are looked at again and again; the others are claimed without."""
-        waiting = {p: h for p, h in holdings.items() if p in error.partitions} or holdings
-        self._plan({p: h for p, h in holdings.items() if p not in waiting}, errand)
-        for holding in waiting.values():
-            holding.answered = True
-        pause = self._backoff(list(waiting.values()))
-        _log.error("partitions wait for a person partitions=%s again_in=%.1fs cause=%s", _names(waiting), pause, error)
-        self._plan(waiting, errand, pause)
 
     def _opened(self, holdings: Mapping[Partition, Holding], positions: Positions) -> dict[Partition, Place]:
         for partition, holding in holdings.items():

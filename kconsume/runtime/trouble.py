@@ -20,6 +20,7 @@ from kconsume.errors import (
     StartRequired,
     TopicNotFound,
     TopicRecreated,
+    Undecided,
     UnreadableBatch,
 )
 from kconsume.records import Partition
@@ -33,6 +34,7 @@ CODES: dict[type[KconsumeError], str] = {
     OffsetOutOfRange: "offset_out_of_range",
     UnreadableBatch: "unreadable_batch",
     HandlerFailed: "held",
+    Undecided: "held",
 }
 """The errors that hold one partition, and the code under which each is known outside. The first that fits counts."""
 

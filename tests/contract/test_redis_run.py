@@ -167,8 +167,51 @@ def test_a_partition_that_waits_for_a_person_does_not_stop_the_others_and_goes_o
     with app().running():
         for partition in (1, 2):
             eventually(lambda p=partition: shop.effects(p) == ["a", "b", "c"], what="the others go on")  # type: ignore[misc]
-        eventually(lambda: "wait for a person" in caplog.text, what="the reason is in the log")
+        held = "partition held partition=orders/0 code=held cause=orders/0@17: command 2 of 2"
+        eventually(lambda: held in caplog.text, what="the reason is in the log")
         assert shop.effects() == ORDERS[:18]
         store.decide(GROUP, Partition("orders", 0), "skip")
         eventually(lambda: shop.effects() == ORDERS, what="it goes on by itself")
     store.close()
+
+
+def test_with_on_error_hold_a_record_that_redis_fails_at_holds_its_partition_alone(shop: Shop) -> None:
+    app = shop.app()
+
+    @app.consume("orders", on_error="hold")
+    def reserve(order: str, record: Record, tx: Pipeline) -> None:
+        push_and_break(tx, order, record.partition)
+
+    store = RedisStore(shop.url)
+    with app.running():
+        eventually(lambda: shop.effects() == ORDERS[:18], what="those before it have their effect")
+        produce(shop.broker, "orders", ["a", "b"], partition=1)
+        eventually(lambda: shop.effects(1) == ["a", "b"], what="the other goes on")
+        eventually(lambda: _held(app) == {Partition("orders", 0): "held"}, what="it is held")
+        store.decide(GROUP, Partition("orders", 0), "skip")
+        eventually(lambda: shop.effects() == ORDERS, what="decided, it goes on by itself")
+    store.close()
+
+
+def test_catching_up_ends_with_a_record_that_waits_for_a_decision(shop: Shop) -> None:
+    def app() -> App:
+        made = shop.app()
+
+        @made.consume("orders")
+        def reserve(order: str, record: Record, tx: Pipeline) -> None:
+            push_and_break(tx, order, record.partition)
+
+        return made
+
+    with pytest.raises(Undecided):
+        app().catch_up(idle=0.2)
+    produce(shop.broker, "orders", ["a"], partition=1)
+    with pytest.raises(Undecided, match="orders/0@17: command 2 of 2"):
+        app().catch_up(idle=0.2)
+    assert shop.effects(1) == ["a"], "the others are read to their end"
+
+
+def _held(app: App) -> dict[Partition, str]:
+    supervisor = app._supervisor
+    engines = supervisor.engines if supervisor is not None else ()
+    return {p: trouble.code for engine in engines for p, trouble in engine.loop.snapshot.held.items()}

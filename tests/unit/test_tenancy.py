@@ -11,7 +11,6 @@ import pytest
 
 from kconsume.backends import Position
 from kconsume.backends.abc import Refused
-from kconsume.backends.claiming import Answers
 from kconsume.errors import Fenced, OffsetOutOfRange, StoreUnavailable, TooManyFailures, Undecided
 from kconsume.rebalance.listeners import Event, Listener, read_listener
 from kconsume.records import Partition
@@ -19,13 +18,14 @@ from kconsume.runtime import tenancy as implementation
 from kconsume.runtime.audience import Audience
 from kconsume.runtime.budget import Deadline, Pace
 from kconsume.runtime.chronicle import Chronicle
-from kconsume.runtime.claims import Claims, Look
+from kconsume.runtime.claims import Answers, Claims, Look
 from kconsume.runtime.errands import Errands
 from kconsume.runtime.holding import State
 from kconsume.runtime.home import Home
 from kconsume.runtime.lanes import InlineLanes, Lane, Work
 from kconsume.runtime.source import Place, Source
 from kconsume.runtime.tenancy import Tenancy
+from kconsume.runtime.trouble import Trouble
 from tests.waiting import eventually
 
 A, B, C = (Partition("orders", number) for number in range(3))
@@ -73,11 +73,19 @@ class Store:
         self.asked.append((question, partitions))
         if self.errors:
             raise self.errors.pop(0)
-        if waiting := self.undecided.intersection(partitions):
-            raise Undecided("half a record", waiting)
         self._epoch += 1
-        refused = Refused(Fenced("a later generation"))
-        return {p: refused if p in self.taken else Position(7, self._epoch) for p in partitions}
+        return {p: self._answer_for(p) for p in partitions}
+
+    def _answer_for(self, partition: Partition) -> Position | Refused | Trouble:
+        row = Position(7, self._epoch)
+        if partition in self.undecided:
+            return Trouble(Undecided("half a record", {partition}), row, open_lane=False)
+        return Refused(Fenced("a later generation")) if partition in self.taken else row
+
+    def decide(self) -> None:
+        """A user does, which gives the row another epoch."""
+        self.undecided.clear()
+        self._epoch += 1
 
 
 class Queue:
@@ -275,12 +283,18 @@ def test_a_seek_beside_a_claim_on_its_way_is_the_one_that_counts(bench: Bench) -
     assert len(bench.store.asked) == 3
 
 
-def test_a_partition_that_waits_for_a_decision_does_not_keep_the_others_waiting(bench: Bench) -> None:
+def test_a_partition_that_waits_for_a_decision_does_not_keep_the_others_waiting(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(implementation, "LOOK_EVERY", 0.0)
     bench.store.undecided = {B}
     bench.tenancy.assigned([A, B, C])
     settle(bench, {A, C})
-    assert not bench.tenancy.settled
-    bench.store.undecided = set()
+    assert [str(trouble.error) for trouble in bench.tenancy.troubles.values()] == ["half a record"]
+    bench.tenancy.step()
+    bench.tenancy.step()
+    assert B in bench.tenancy.troubles, "a look finds it as it was"
+    bench.store.decide()
     settle(bench, {A, B, C})  # taken up when it is decided
 
 
@@ -288,6 +302,19 @@ def test_a_record_that_fails_half_way_now_is_loud(bench: Bench) -> None:
     bench.tenancy.assigned([A])
     with pytest.raises(Undecided):
         bench.tenancy.eject(bench.tenancy.holdings[A], Undecided("half a record", {A}))
+
+
+def test_where_a_failure_holds_its_partition_it_is_held(bench: Bench) -> None:
+    bench.tenancy.assigned([A, B])
+    bench.store.undecided = {A}
+    bench.tenancy.eject(bench.tenancy.holdings[A], Undecided("half a record", {A}), holds=True)
+
+    def held() -> bool:
+        bench.tenancy.step()
+        return bench.tenancy.troubles.keys() == {A}
+
+    eventually(held, what="its claim finds it")
+    assert bench.tenancy.holdings[B].state is State.OPEN
 
 
 def test_a_fenced_partition_is_claimed_again_only_when_the_broker_has_confirmed_us(bench: Bench) -> None:
