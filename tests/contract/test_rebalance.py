@@ -13,7 +13,11 @@ from typing import NamedTuple
 import pytest
 
 from kconsume import App, Partition, Record
+from kconsume.runtime.budget import Deadline
+from kconsume.runtime.engine import Engine
 from kconsume.runtime.holding import Holding
+from kconsume.runtime.loop import Loop
+from kconsume.runtime.tenancy import Tenancy
 from kconsume.settings import ClientValue
 from kconsume.testing.services import KafkaService
 from tests.fix_arena import Arena
@@ -27,9 +31,13 @@ class Seen(NamedTuple):
     offset: int
 
 
+def engine_of(app: App) -> Engine:
+    assert app._supervisor is not None
+    return app._supervisor.engines[0]
+
+
 def holdings(app: App) -> dict[Partition, Holding]:
-    supervisor = app._supervisor
-    return {} if supervisor is None else dict(supervisor.engines[0].tenancy.holdings)
+    return {} if app._supervisor is None else dict(engine_of(app).tenancy.holdings)
 
 
 def assigned(app: App) -> set[int]:
@@ -52,6 +60,11 @@ def store_that_takes_the_last_offset(arena: Arena, sqlite_url: str) -> str:
 def busy(app: App) -> int:
     """How many lanes have a handler running."""
     return sum(h.lane is not None and h.lane.busy for h in holdings(app).values())
+
+
+def in_hand(app: App) -> dict[int, int]:
+    """By partition, how many records its lane has."""
+    return {p.number: h.lane.records for p, h in holdings(app).items() if h.lane is not None}
 
 
 def member(
@@ -135,11 +148,39 @@ def test_a_record_that_runs_when_its_partition_is_revoked_is_finished_and_commit
     assert Counter(seen) == Counter(expected), "the running record stays with the old owner, the next goes to the new"
 
 
-@pytest.mark.dense
-@pytest.mark.parametrize("protocol", ["cooperative", "consumer"], indirect=True)
-def test_partitions_that_do_not_move_do_not_stop_while_a_moved_one_hangs(
-    arena: Arena, group: str, protocol: Mapping[str, ClientValue], sqlite_url: str
+class HeldRevoke:
+    """The revoke callback of one app: when it has done all that it does, it is held until the test lets it return."""
+
+    def __init__(self, app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.done, self.may_return = threading.Event(), threading.Event()
+        self.moved: set[int] = set()
+        self.granted: list[float] = []
+        """Seconds that it gave what ran, and its listeners."""
+        revoked, see_off = Tenancy.revoked, Loop.see_off
+
+        def held(tenancy: Tenancy, partitions: list[Partition]) -> None:
+            revoked(tenancy, partitions)
+            if tenancy is engine_of(app).tenancy:
+                self.moved |= {partition.number for partition in partitions}
+                self.done.set()
+                self.may_return.wait(60)
+
+        def noted(loop: Loop, leaving: list[Holding], budget: Deadline) -> int:
+            if loop is engine_of(app).loop:
+                self.granted.append(budget.seconds)
+            return see_off(loop, leaving, budget)
+
+        monkeypatch.setattr(Tenancy, "revoked", held)
+        monkeypatch.setattr(Loop, "see_off", noted)
+
+
+IN_HAND = 100
+
+
+def unmoved_do_not_stop(
+    arena: Arena, group: str, protocol: Mapping[str, ClientValue], sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """While the callback runs nothing is fetched, by design: what is promised of that time is what is in hand."""
     topic = arena.topic(4)
     seen: list[Seen] = []
     one = arena.app(group, sqlite_url, protocol)
@@ -153,24 +194,58 @@ def test_partitions_that_do_not_move_do_not_stop_while_a_moved_one_hangs(
 
     two = member(arena, "two", topic, group, seen, protocol, sqlite_url)
     with one.running(), ExitStack() as stack:
-        for event in release:
-            stack.callback(event.set)
         eventually(lambda: len(assigned(one)) == 4, what="all assigned")
         for partition in range(4):
-            arena.produce(topic, ["hold"], partition)
+            arena.produce(topic, ["hold", *map(str, range(IN_HAND))], partition)
+        eventually(lambda: in_hand(one) == dict.fromkeys(range(4), 1 + IN_HAND), what="all in hand")
         eventually(lambda: busy(one) == 4, what="four handlers run")
+        callback = HeldRevoke(one, monkeypatch)
+        two.startup = 0  # it is given nothing before the callback returns
         stack.enter_context(two.running())
-        moved = eventually(lambda: half(two), what="handed over although the handlers hang")
-        staying = {0, 1, 2, 3} - moved
+        for event in (*release, callback.may_return):
+            stack.callback(event.set)
+
+        eventually(callback.done.is_set, what="two are given up although their handlers hang")
+        staying = {0, 1, 2, 3} - callback.moved
+        assert len(staying) == 2
+        assert max(callback.granted) <= 1.0, "what is not in hand waits for its fetch no longer than that"
         for partition in staying:
             release[partition].set()
-            arena.produce(topic, [str(n) for n in range(100)], partition)
-        eventually(
-            lambda: sum(s.member == "one" for s in seen) == 101 * len(staying),
-            what="the unmoved flow, in their order, while the moved ones still hang",
-        )
+        eventually(lambda: not busy(one), what="the unmoved come to rest")
         for partition in staying:
-            assert [s.offset for s in seen if s.partition == partition] == list(range(101))
+            worked_off = [s.offset for s in seen if s.partition == partition]
+            assert worked_off == list(range(1 + IN_HAND)), "what is in hand is worked off, in order, in the callback"
+
+        callback.may_return.set()
+        for partition in staying:
+            arena.produce(topic, ["later"], partition)
+        later = {(partition, 1 + IN_HAND) for partition in staying}
+        eventually(lambda: later <= {s[1:] for s in seen}, what="the unmoved flow while the moved ones still hang")
+
+
+@pytest.mark.parametrize("protocol", ["cooperative", "consumer"], indirect=True)
+def test_partitions_that_do_not_move_do_not_stop_while_a_moved_one_hangs(
+    arena: Arena,
+    group: str,
+    protocol: Mapping[str, ClientValue],
+    sqlite_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unmoved_do_not_stop(arena, group, protocol, sqlite_url, monkeypatch)
+
+
+@pytest.mark.parametrize("protocol", ["cooperative"], indirect=True)
+def test_control_partitions_that_do_not_move_are_seen_to_stop_if_all_are_told_to(
+    arena: Arena,
+    group: str,
+    protocol: Mapping[str, ClientValue],
+    sqlite_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    brake = Tenancy._brake
+    monkeypatch.setattr(Tenancy, "_brake", lambda self, _, reason: brake(self, [*self.holdings.values()], reason))
+    with pytest.raises(AssertionError, match="what is in hand is worked off"):
+        unmoved_do_not_stop(arena, group, protocol, sqlite_url, monkeypatch)
 
 
 def test_a_handler_that_does_not_end_does_not_hold_its_partition_back(
