@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +15,8 @@ import pytest
 from kconsume import App, DecodeError, Partition, Record
 from kconsume.backends import MemoryStore, SqliteStore, open_store
 from kconsume.errors import OffsetOutOfRange, StartRequired, TopicNotFound, TopicRecreated
+from kconsume.runtime.lanes import Lane
+from kconsume.runtime.pressure import RECORD_OVERHEAD
 from tests.fix_arena import Arena
 from tests.waiting import eventually
 
@@ -467,30 +471,49 @@ def test_a_slow_handler_is_never_evicted(arena: Arena, group: str) -> None:
     assert seen == ["slow", "next"], "with an eviction, the slow record would come again (P5)"
 
 
-def test_what_is_in_flight_is_bounded_whatever_the_lag(arena: Arena, group: str) -> None:
-    topic = arena.topic(2)
-    expected = 40_000
+def memory_bounds_what_is_in_flight(arena: Arena, group: str, memory: int) -> None:
+    """In bytes: the window of each lane, and the fetch that filled it. While the lane waits to be paused, the client's
+    callbacks are served, and that may bring a record each time."""
+    topic, size, each = arena.topic(2), 1_000, 3_000
     for partition in range(2):
-        arena.produce(topic, (b"x" * 50 for _ in range(expected // 2)), partition)
-    app = App(arena.bootstrap, group=group, kafka={"session.timeout.ms": 2000}, memory=1_000_000)
-    most = 0
-    seen = 0
+        arena.produce(topic, (b"x" * size for _ in range(each)), partition)
+    app = App(arena.bootstrap, group=group, kafka=arena.quick({}), memory=memory)
+    release, seen = threading.Event(), list[int]()
 
     @app.consume(topic, executor="thread")
-    def handle(value: bytes) -> None:
-        nonlocal most, seen
-        seen += 1
-        if seen % 50 == 0:
-            supervisor = app._supervisor
-            assert supervisor is not None
-            holdings = list(supervisor.engines[0].tenancy.holdings.values())
-            most = max(most, sum(h.lane.records for h in holdings if h.lane is not None))
-        if seen % 4000 == 0:
-            time.sleep(0.05)
+    def handle(record: Record) -> None:
+        release.wait(60)
+        seen.append(record.partition)
 
-    report = app.catch_up(idle=0.5)
-    assert report.handled == expected
-    assert 0 < most < 1_000_000 // 500 + 2 * 1000, "a window, and one fetch over it for each lane"
+    with app.running(), ExitStack() as stack:
+        stack.callback(release.set)
+        eventually(lambda: len(full := full_lanes(app)) == 2 and full, what="both partitions are paused, being full")
+        weights = [lane.bytes + lane.records * RECORD_OVERHEAD for lane in full_lanes(app)]
+        served = 100 * (size + RECORD_OVERHEAD)
+        fetch = 1_000 * (size + RECORD_OVERHEAD)
+        assert sum(weights) <= MEMORY + 2 * (fetch + served), "what is in flight is bounded"
+        release.set()
+        eventually(lambda: len(seen) == 2 * each, what="they go on, and all is handled")
+
+
+def full_lanes(app: App) -> list[Lane]:
+    supervisor = app._supervisor
+    assert supervisor is not None
+    holdings = list(supervisor.engines[0].tenancy.holdings.values())
+    return [h.lane for h in holdings if h.lane is not None and "pressure" in h.held]
+
+
+MEMORY = 100_000
+
+
+def test_what_is_in_flight_is_bounded_by_memory_whatever_the_lag(arena: Arena, group: str) -> None:
+    memory_bounds_what_is_in_flight(arena, group, MEMORY)
+
+
+@pytest.mark.parametrize("arena", ["embedded"], indirect=True)
+def test_control_with_the_default_memory_more_is_in_flight(arena: Arena, group: str) -> None:
+    with pytest.raises(AssertionError, match="what is in flight is bounded"):
+        memory_bounds_what_is_in_flight(arena, group, App("embedded://", group=group).memory)
 
 
 @pytest.mark.dense
