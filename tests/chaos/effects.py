@@ -138,5 +138,15 @@ class FileEffects:
     def distinct(self) -> int:
         return len(set(self.path.read_bytes().splitlines()))
 
+    @property
+    def repeats(self) -> list[int]:
+        """Of each time that a partition was begun again, how many records came once more."""
+        last, found = dict[bytes, int](), list[int]()
+        for partition, offset in (line.split() for line in self.path.read_bytes().splitlines()):
+            if int(offset) <= last.get(partition, -1):
+                found.append(last[partition] + 1 - int(offset))
+            last[partition] = int(offset)
+        return found
+
     def by(self, worker: str) -> int:
         raise NotImplementedError

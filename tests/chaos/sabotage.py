@@ -24,7 +24,7 @@ from kconsume.backends.postgres_tx import PostgresTx
 from kconsume.backends.redis import RedisStore
 from kconsume.errors import StoreUnavailable
 from kconsume.failures.letters import Letter
-from kconsume.runtime import work
+from kconsume.runtime import loop, pressure, work
 from kconsume.runtime.budget import Deadline
 from kconsume.runtime.holding import Holding
 from kconsume.runtime.lanes import Lane
@@ -154,6 +154,22 @@ def hold_the_first_claim(gate: Path) -> None:
         return answers
 
     postgres.PostgresStore.claim = held  # type: ignore[method-assign, assignment]
+
+
+def commit_by_windows_alone(records: int) -> None:
+    """Offsets are committed when so many are finished and not committed, and not by the clock; but for a commit that is
+    refused, as in a rebalance: trying it again is the clock's part."""
+    loop.COMMIT_EVERY = 3600.0
+    pressure.Window.MOST_RECORDS = records
+    collect = Loop._collect_saved
+
+    def collect_and_try_again(self: Loop) -> None:
+        refused = any(result.error is not None for result in self._source.commit_results)
+        collect(self)
+        if refused:
+            self._commit_at = min(self._commit_at, time.monotonic() + 0.5)
+
+    Loop._collect_saved = collect_and_try_again  # type: ignore[method-assign]
 
 
 def notice_slowly() -> None:

@@ -19,14 +19,17 @@ from pathlib import Path
 import psycopg
 from redis.client import Pipeline
 
-from kconsume import App, DeadLetter, Outgoing, Record, Retry, RetryTopics
+from kconsume import App, DeadLetter, Outgoing, Partition, Record, Retry, RetryTopics
 from kconsume.errors import HandlerTimeout
 from kconsume.failures.letters import read_marks
 from kconsume.settings import ClientValue
 from tests.chaos import sabotage
 from tests.chaos.form import form
 from tests.chaos.phases import Board, Phase
+from tests.waiting import eventually
 
+NEVER = 2**40
+"""Records of a window that is never full."""
 QUICK: dict[str, ClientValue] = {"session.timeout.ms": 2000, "heartbeat.interval.ms": 250}
 
 
@@ -67,6 +70,8 @@ def main() -> None:
     dead_letter = _dead_letter(asked)
     if asked.to is not None:
         app.consume(asked.topic, chunk=asked.chunk, to=asked.to)(_sending(asked, _handler(asked, board)))
+    elif asked.window is not None:
+        app.consume(asked.topic, chunk=asked.chunk)(_not_ahead(app, asked, _handler(asked, board)))
     elif dead_letter is None:
         app.consume(asked.topic, chunk=asked.chunk)(_handler(asked, board))
     else:
@@ -89,10 +94,13 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--to", help="each record is sent on to this topic, by the outbox")
     parser.add_argument("--delays", help="some pass later: seconds, as in 0.2,0.5", type=_numbers)
     parser.add_argument("--die-once", help="the first whose outbox has sent something dies; the file that says so")
+    parser.add_argument(
+        "--window", type=int, help="with kafka://: records after which offsets are committed, and only so"
+    )
     parser.add_argument("--gate", help="the first claim waits until this file is there")
     for flag in ("hot-row", "slow-to-notice", "no-fence", "retry-unknown", "kip-848", "no-intake", "delete-first"):
         parser.add_argument(f"--{flag}", action="store_true")
-    for flag in ("eager", "no-order"):
+    for flag in ("eager", "no-order", "no-window"):
         parser.add_argument(f"--{flag}", action="store_true")
     for flag in ("effects-apart", "letters-apart"):
         parser.add_argument(f"--{flag}", action="store_true", help="they are not a part of the offset's transaction")
@@ -134,6 +142,8 @@ def _sabotage(asked: argparse.Namespace, board: Board) -> None:
         sabotage.retry_what_may_be_done()
     if asked.no_intake:
         sabotage.take_everything_in()
+    if asked.window is not None:
+        sabotage.commit_by_windows_alone(NEVER if asked.no_window else asked.window)
     if asked.die_once is not None:
         sabotage.die_before_the_outbox_is_told(Path(asked.die_once))
 
@@ -153,6 +163,31 @@ def _sending(asked: argparse.Namespace, handle: Callable[..., None]) -> Callable
         return Outgoing(f"{record.partition}:{record.offset}", key=str(record.partition))
 
     return write if asked.offsets.startswith("sqlite") else insert
+
+
+def _not_ahead(app: App, asked: argparse.Namespace, handle: Callable[..., None]) -> Callable[..., None]:
+    """The same, and no record is begun that is more than two windows ahead of what the broker has accepted: so a commit
+    must come by itself when more than one window is not committed, however fast or slow either side is."""
+    begun: dict[int, int] = {}
+    patience = 3 if asked.no_window else 60
+
+    def is_near(record: Record) -> bool:
+        supervisor, partition = app._supervisor, Partition(record.topic, record.partition)
+        holding = None if supervisor is None else supervisor.engines[0].tenancy.holdings.get(partition)
+        if holding is None:
+            return True  # it is being given up
+        committed = holding.stored
+        if committed is None:
+            committed = begun.setdefault(record.partition, record.offset)
+        else:
+            begun.pop(record.partition, None)
+        return record.offset - committed <= 2 * int(asked.window)
+
+    def restrained(value: str, record: Record) -> None:
+        eventually(lambda: is_near(record), within=patience, what="a commit, with a window finished")
+        handle(value, record)
+
+    return restrained
 
 
 def _handler(asked: argparse.Namespace, board: Board) -> Callable[..., None]:
