@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kconsume import App
@@ -75,6 +77,19 @@ class Arena:
         """These properties with a short session. Under KIP-848 that is the broker's to say, and said there."""
         return {**kafka} if protocol_of(kafka) is GroupProtocol.CONSUMER else {**QUICK, **kafka}
 
+    def put_out(self, group: str, protocol: Mapping[str, ClientValue]) -> None:
+        """The broker ends the membership of all members of a group; each learns at its next heartbeat that it has lost
+        its partitions. The embedded broker tells so the next one that sends a heartbeat; in the name of a member of a
+        real group, its leaving is sent."""
+        consumer = protocol_of(protocol) is GroupProtocol.CONSUMER
+        if self.embedded is not None:
+            api = "ConsumerGroupHeartbeat" if consumer else "Heartbeat"
+            return self.embedded.fail_next(api, KafkaError.UNKNOWN_MEMBER_ID)
+        (described,) = self.admin.describe_consumer_groups([group]).values()
+        for member in described.result(timeout=20).members:
+            leave(self.bootstrap, group, member.member_id, consumer=consumer)
+        return None
+
     def clean_up(self) -> None:
         if self.embedded is None:
             delete_topics(self.admin, self._made)
@@ -85,6 +100,30 @@ def _dense(request: pytest.FixtureRequest) -> None:
     """For tests that name offsets."""
     if request.node.get_closest_marker("dense") is not None:
         request.getfixturevalue("monkeypatch").setattr(Arena, "with_gaps", False)
+
+
+def leave(bootstrap: str, group: str, member: str, *, consumer: bool) -> None:
+    """Send the request by which a member leaves its group; no client offers it for the members of others.
+
+    LeaveGroup in version 0 for a classic group, ConsumerGroupHeartbeat in version 0 with epoch -1 for one of KIP-848.
+    """
+    name, who = group.encode(), member.encode()
+    if consumer:
+        # Header version 2: correlation id, client id, no tags. Body: compact strings, then nothing of what is optional.
+        header = struct.pack(">hhih", 68, 0, 1, -1) + b"\0"
+        body = bytes([len(name) + 1]) + name + bytes([len(who) + 1]) + who + struct.pack(">i", -1) + b"\0\0"
+        body += struct.pack(">i", -1) + b"\0\0\0\0"
+        error_at = 4 + 1 + 4  # correlation id, no tags, throttle time
+    else:
+        header = struct.pack(">hhih", 13, 0, 1, -1)
+        body = struct.pack(">h", len(name)) + name + struct.pack(">h", len(who)) + who
+        error_at = 4
+    host, _, port = bootstrap.split(",")[0].rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection, connection.makefile("rb") as answers:
+        connection.sendall(struct.pack(">i", len(header) + len(body)) + header + body)
+        (size,) = struct.unpack(">i", answers.read(4))
+        (error,) = struct.unpack_from(">h", answers.read(size), error_at)
+    assert error == 0, KafkaError(error)
 
 
 def told_to_stop(app: App) -> bool:

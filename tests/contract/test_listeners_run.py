@@ -11,10 +11,12 @@ from contextlib import ExitStack
 import pytest
 
 from kconsume import App, Partition, Record
+from kconsume.backends import SqliteStore
 from kconsume.rebalance import PartitionState, Rebalance, RebalanceListener
-from kconsume.runtime import tenancy
+from kconsume.runtime import loop, tenancy
+from kconsume.runtime.tenancy import Tenancy
 from kconsume.settings import ClientValue
-from tests.contract.test_rebalance import assigned, half
+from tests.contract.test_rebalance import assigned, half, holdings
 from tests.fix_arena import Arena
 from tests.waiting import eventually
 
@@ -76,6 +78,56 @@ def test_records_flow_between_assigned_and_revoked_and_never_outside(
         str(protocol.get("partition.assignment.strategy")), str(protocol.get("group.protocol", "cooperative"))
     )
     assert {p.number for p in first.rebalances[0].gained} == set(range(4))
+
+
+def lost_is_told_and_not_saved(
+    arena: Arena, group: str, protocol: Mapping[str, ClientValue], sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "COMMIT_EVERY", 3600.0)  # nothing is saved but what is given up
+    topic = arena.topic(2)
+    arena.fill(topic, 5, partitions=2)
+    app = arena.app(group, sqlite_url, protocol)
+    told = Told(app, topic)
+
+    def finished() -> set[int]:
+        return {0 if holding.lane is None else holding.tracker.watermark for holding in holdings(app).values()}
+
+    with app.running():
+        eventually(lambda: finished() == {5}, what="all handled")
+        arena.put_out(group, protocol)
+        eventually(lambda: all(told.of(number).count("assigned") == 2 for number in range(2)), what="assigned anew")
+        stored = SqliteStore.from_url(sqlite_url).load(group, [Partition(topic, n) for n in range(2)])
+        assert {position.next_offset for position in stored.values()} == {0}, "nothing of what was lost is saved"
+        eventually(lambda: finished() == {5}, what="all handled again")
+        (lost,) = [each for each in app.rebalances() if not each.success]
+    for partition in range(2):
+        assert told.of(partition) == ["assigned", "record", "lost", "assigned", "record", "revoked"]
+    assert told.events.count(("record", (0,))) == 10
+    assert (lost.reason, {p.number for p in lost.gone}) == ("lost", {0, 1})
+
+
+def test_lost_partitions_are_told_as_lost_and_nothing_of_them_is_saved(
+    arena: Arena,
+    group: str,
+    protocol: Mapping[str, ClientValue],
+    sqlite_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lost_is_told_and_not_saved(arena, group, protocol, sqlite_url, monkeypatch)
+
+
+@pytest.mark.parametrize("arena", ["embedded"], indirect=True)
+@pytest.mark.parametrize("protocol", ["consumer"], indirect=True)
+def test_control_if_lost_partitions_are_given_up_like_revoked_ones_that_is_seen(
+    arena: Arena,
+    group: str,
+    protocol: Mapping[str, ClientValue],
+    sqlite_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Tenancy, "lost", Tenancy.revoked)
+    with pytest.raises(AssertionError, match="nothing of what was lost is saved"):
+        lost_is_told_and_not_saved(arena, group, protocol, sqlite_url, monkeypatch)
 
 
 def test_what_a_listener_loads_is_there_before_the_first_record_and_what_it_saves_is_the_last_word(
@@ -144,6 +196,8 @@ def test_a_listener_that_raises_is_reported_and_harms_nobody(
     getattr(app, event)(breaks)
     app.on_assigned(lambda partitions: heard.append("assigned"))
     app.on_revoked(lambda partitions: heard.append("revoked"))
+    app.on_lost(lambda partitions: heard.append("lost"))
+    loses = event == "on_lost"
 
     @app.consume(topic)
     def handle(record: Record) -> None:
@@ -151,10 +205,15 @@ def test_a_listener_that_raises_is_reported_and_harms_nobody(
 
     with caplog.at_level(logging.ERROR), app.running():
         eventually(lambda: len(seen) == 40, what="all handled")
-    assert heard == ["assigned", "revoked"], "the others are called"
-    if event != "on_lost":
-        assert "breaks" in caplog.text
-        assert "no such table" in caplog.text
+        if loses:
+            arena.put_out(group, {})
+            eventually(lambda: heard.count("assigned") == 2, what="assigned anew")
+            arena.fill(topic, 1, partitions=2)
+            eventually(lambda: seen.count(20) == 2, what="records flow")
+    expected = ["assigned", "lost", "assigned", "revoked"] if loses else ["assigned", "revoked"]
+    assert heard == expected, "the others are called"
+    assert f"breaks failed event={event.removeprefix('on_')}" in caplog.text
+    assert "no such table" in caplog.text
 
 
 def test_a_listener_that_hangs_holds_nobody_up_beyond_the_budget(

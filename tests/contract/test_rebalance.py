@@ -223,6 +223,7 @@ def unmoved_do_not_stop(
         eventually(lambda: later <= {s[1:] for s in seen}, what="the unmoved flow while the moved ones still hang")
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("protocol", ["cooperative", "consumer"], indirect=True)
 def test_partitions_that_do_not_move_do_not_stop_while_a_moved_one_hangs(
     arena: Arena,
