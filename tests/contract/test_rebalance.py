@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from kconsume import App, Partition, Record
+from kconsume.errors import ConfigurationError
 from kconsume.runtime.budget import Deadline
 from kconsume.runtime.engine import Engine
 from kconsume.runtime.holding import Holding
@@ -303,6 +304,35 @@ def test_more_members_than_partitions_leave_some_idle_and_nothing_breaks(
         eventually(lambda: sum(len(assigned(app)) for app in apps) == 2, what="both partitions are owned", within=40)
         arena.fill(topic, 30, partitions=2)
         eventually(lambda: len({s[1:] for s in seen}) == 60, what="all handled")
+
+
+def test_statistics_are_by_group_and_add_up_what_its_rebalances_were(arena: Arena, group: str) -> None:
+    topic, app = arena.topic(1), arena.app(group)
+    second = f"{group}-two"
+
+    @app.consume(topic)
+    def handle(value: bytes) -> None: ...
+
+    @app.consume(topic, group=second)
+    def look(value: bytes) -> None: ...
+
+    def counts() -> list[int]:
+        return sorted(each.count for each in app.rebalance_statistics().values())
+
+    with pytest.raises(ConfigurationError, match="rebalance_statistics"):
+        app.rebalance_statistics()
+    with app.running():
+        eventually(lambda: counts() == [1, 1], what="each has joined")
+        assert {name: each.success_rate for name, each in app.rebalance_statistics().items()} == {group: 1, second: 1}
+        arena.put_out(group, {})
+        eventually(lambda: counts() == [1, 2], what="one was put out, and has joined anew")
+        statistics = app.rebalance_statistics().values()
+        assert sorted(each.success_rate for each in statistics) == [0.5, 1.0]
+        took = sum(each.count * each.mean_duration for each in statistics)
+        assert took == pytest.approx(sum(rebalance.duration for rebalance in app.rebalances()))
+        for each in statistics:
+            assert each.per_hour > each.count, "it has not run for an hour"
+            assert each.share_of_time == pytest.approx(each.per_hour * each.mean_duration / 3600)
 
 
 @pytest.mark.parametrize("after", [0.05, 1.0])
