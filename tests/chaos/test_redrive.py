@@ -10,8 +10,8 @@ import sys
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import psycopg
 import pytest
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from kconsume import App, DeadLetter, Record
@@ -30,6 +30,7 @@ from kconsume.records import Partition
 from kconsume.testing.services import KafkaService
 from tests.chaos.fleet import REPOSITORY
 from tests.chaos.form import PATIENCE, TIMEOUT, form, printed_seed
+from tests.chaos.halting import CHUNK
 from tests.cli.test_dlq import BAD, keep
 from tests.cli.test_redrive import back
 from tests.fix_kafka import MakeTopic, delete_topics
@@ -83,20 +84,23 @@ class Work:
             text=True,
         )
 
-    def kill_while_sending(self, chance: random.Random, sent: Callable[[], int], program: str = COMMAND) -> None:
-        """Kill it a few times, each somewhere behind where the one before was killed. One that has ended before is no
-        harm."""
+    def kill_while_sending(self, chance: random.Random, places: Sequence[str]) -> None:
+        """Kill it a few times, each where it stands still (`halting.py`), behind where the one before was killed. At
+        the first chunk nothing would be there before the kill that could be sent again."""
+        told = self.folder / "told"
         for number in range(KILLS):
-            goal, process = sent() + chance.randrange(1, LETTERS // KILLS), self.start(program)
-            is_there = partial(lambda process, goal: process.poll() is not None or sent() >= goal, process, goal)
+            where, chunk = places[number % len(places)], chance.randint(2, LETTERS // KILLS // CHUNK)
+            halts = f"from tests.chaos.halting import stand_still; stand_still({where!r}, {chunk}, {str(told)!r})"
+            process = self.start(f"{halts}; {COMMAND}")
             try:
-                eventually(is_there, within=PATIENCE, what="some are sent")
-                time.sleep(chance.random() * 0.1)
+                come = partial(lambda process: told.exists() or process.poll() is not None, process)
+                eventually(come, within=PATIENCE, what=f"it stands still, {where}")
+                time.sleep(chance.random() * 0.1)  # of an outbox, more or less is sent on meanwhile
             finally:
                 process.kill()
                 said, _ = process.communicate()
-            assert process.returncode in (-9, 0), said
-            print(f"kill {number}: {sent()} sent")  # noqa: T201  (shown when the test fails)
+            assert process.returncode == -9, f"it ended before kill {number}, {where}: {said}"
+            told.unlink()
 
     def finish(self, program: str = COMMAND) -> str:
         process = self.start(program)
@@ -128,8 +132,7 @@ def test_the_letters_of_a_topic_reach_their_group_once_and_nobody_else(
     def look(record: Record) -> None:
         others.append(int(record.value or b""))
 
-    with ends_of(work) as sent:
-        work.kill_while_sending(printed_seed(), sent)
+    work.kill_while_sending(printed_seed(), ["committed", "in transaction"])
     work.finish()
     assert Counter(origins(work)) == Counter(letter.origin for letter in work.letters), "each once, read committed"
     with mine.running(), theirs.running():
@@ -177,19 +180,16 @@ def test_the_letters_of_a_table_take_effect_once(
         def insert(record: Record, tx: psycopg.Connection) -> None:
             tx.execute("insert into seen values (%s)", (int(record.value or b""),))
 
-    def sent() -> int:
-        return int(ask("select count(*) from dead where redriven > 0")[0][0])
-
     def handled() -> Counter[int]:
         return Counter(number for (number,) in ask("select number from seen"))
 
     chance = printed_seed()
     if store == "postgres":
         with app.running():
-            work.kill_while_sending(chance, sent)
+            work.kill_while_sending(chance, ["in outbox"])
             work.finish()
     else:
-        work.kill_while_sending(chance, sent)
+        work.kill_while_sending(chance, ["relayed", "in outbox"])
         work.finish()
     with app.running():  # which finds the topic at its start
         eventually(lambda: len(handled()) == LETTERS, within=PATIENCE, what="the group has all")
@@ -211,26 +211,6 @@ def with_topic(kafka: KafkaService, topic: MakeTopic, folder: Path, clean: list[
         producer.produce(dead, letter.value, letter.key, letter.offset % 2, headers=headers, timestamp=moment)
     assert producer.flush(60) == 0
     return work
-
-
-@contextmanager
-def ends_of(work: Work) -> Iterator[Callable[[], int]]:
-    """How many records there are in the topic that letters come back by, also those that nobody may read yet."""
-    consumer = Consumer({"bootstrap.servers": work.bootstrap, "group.id": f"{work.group}-ends", "log_level": 0})
-
-    def count() -> int:
-        if work.back not in consumer.list_topics(timeout=20).topics:
-            return 0
-        places = [TopicPartition(work.back, number) for number in range(PARTITIONS)]
-        try:
-            return sum(int(consumer.get_watermark_offsets(place, timeout=20)[1]) for place in places)
-        except KafkaException:
-            return 0  # it was made a moment ago
-
-    try:
-        yield count
-    finally:
-        consumer.close()
 
 
 def origins(work: Work) -> list[str]:
