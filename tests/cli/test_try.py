@@ -6,10 +6,13 @@ import json
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
 
+from kconsume import App, Partition
+from kconsume.backends import open_store
 from kconsume.testing.services import KafkaService
 from tests.cli.conftest import APP, Shop
-from tests.fix_kafka import MakeTopic
+from tests.fix_kafka import MakeTopic, produce
 from tests.waiting import eventually
 
 PLAIN = """
@@ -67,14 +70,49 @@ def test_the_record_has_the_same_id_as_in_a_run(stocked: Shop) -> None:
     running = stocked.start("run", "shop", PYTHONUNBUFFERED="1")
     eventually(lambda: len(running.out.splitlines()) == 3, what="three records in a run")
 
+    assert tried.returncode == 0
     assert running.out.splitlines()[0] in tried.stdout
 
 
-def test_trying_moves_no_offset_and_joins_no_group(stocked: Shop) -> None:
+def test_trying_moves_no_offset(stocked: Shop) -> None:
     stocked.write("shop")
-    stocked.run("try", "shop", "orders/1@0")
+    assert stocked.run("try", "shop", "orders/1@0").returncode == 0
     running = stocked.start("run", "shop")
     running.await_err("assigned partitions=2 at=orders/0@0 orders/1@0")
+
+
+def test_trying_beside_a_run_moves_no_offset_and_is_in_no_group(
+    shop: Shop, kafka: KafkaService, kafka_admin: AdminClient, topic: MakeTopic, group: str
+) -> None:
+    orders = topic(1)
+    produce(kafka.bootstrap, orders, ["first", "second"])
+    app, place, handled = App(kafka.bootstrap, group=group), Partition(orders, 0), list[str]()
+    plain = PLAIN.replace("embedded://shop", kafka.bootstrap).replace('"orders"', repr(orders))
+    shop.write("shop", plain.replace('group="shop"', f"group={group!r}"))
+
+    @app.consume(orders)
+    def handle(order: str) -> None:
+        handled.append(order)
+
+    def offset() -> int | None:
+        position = open_store("kafka://", brokers=kafka.bootstrap).load(group, [place]).get(place)
+        return None if position is None else position.next_offset
+
+    def members() -> set[str]:
+        (described,) = kafka_admin.describe_consumer_groups([group]).values()
+        return {member.member_id for member in described.result(20).members}
+
+    with app.running():
+        eventually(lambda: offset() == 2, what="both are handled, and committed")
+        before = members(), app.rebalances()
+        tried = shop.run("try", "shop", f"{orders}/0@0")
+        assert (tried.returncode, tried.stderr) == (0, "")
+        assert f"got b'first' {group}:" in tried.stdout
+        assert (members(), app.rebalances()) == before, "nobody has joined"
+        assert offset() == 2
+        groups = [each.group_id for each in kafka_admin.list_consumer_groups().result(20).valid]
+        assert [name for name in groups if "kconsume-try" in name] == [], "nothing is committed for any other group"
+    assert handled == ["first", "second"]
 
 
 def test_a_decode_error_and_a_tombstone_fail_in_words(stocked: Shop) -> None:
@@ -209,6 +247,7 @@ def test_what_it_sends_is_shown_and_not_sent(stocked: Shop) -> None:
     stocked.write("shop", FURNISHED)
     told, as_json = stocked.run("try", "shop", "orders/1@0"), stocked.run("try", "shop", "orders/1@0", "--json")
 
+    assert (told.returncode, as_json.returncode) == (0, 0)
     assert "what it sends through kconsume is shown here, and not sent" in told.stdout
     assert (
         'would send to audit\n  key      (null)\n  header   by = ship\n  value    {"id": 7}\n'
@@ -251,8 +290,8 @@ def test_the_app_can_come_from_the_environment(stocked: Shop) -> None:
 def test_a_topic_with_handlers_in_two_groups_asks_which(stocked: Shop) -> None:
     other = """
     @app.consume("orders", group="audit")
-    def audit(order: bytes) -> None:
-        print("audited")
+    def audit(order: bytes, record: Record) -> None:
+        print("audited", record.id)
 """
     stocked.write("shop", APP + other)
     unsaid, said = (
@@ -263,7 +302,7 @@ def test_a_topic_with_handlers_in_two_groups_asks_which(stocked: Shop) -> None:
     assert unsaid.returncode == 2
     assert "say which, with --handler reserve or audit" in unsaid.stderr
     assert said.returncode == 0
-    assert "audited" in said.stdout
+    assert "audited audit:" in said.stdout, "it is tried as a part of its own group"
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ def test_what_the_handler_writes_is_rolled_back(
     shop.write("shop", source)
     tried = shop.run("try", "shop:app", "orders/0@0")
     assert tried.stdout.endswith("passes; its writes were rolled back\n"), tried.stdout + tried.stderr
+    assert tried.returncode == 0
 
     shop.write("shop", source.replace("('a')", "('bad')"))
     tried = shop.run("try", "shop:app", "orders/0@0")
