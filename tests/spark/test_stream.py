@@ -216,7 +216,31 @@ def test_a_second_query_of_the_group_is_refused_and_the_first_hears_a_request_to
     assert request_stop(shop.url, group) == [shop.topic]
     assert running.wait(100)
     assert shop.is_exact()
-    assert running.lag() == dict.fromkeys(running.lag(), 0)
+
+
+def test_the_lag_is_how_far_each_partition_is_behind_its_end(shop: Shop, spark: SparkSession, group: str) -> None:
+    may = threading.Event()
+    may.set()
+
+    def load_when_let(df: DataFrame, tx: psycopg.Connection) -> None:
+        may.wait(60)
+        load(df, tx)
+
+    def lag() -> dict[int, int]:
+        return {partition.number: behind for partition, behind in running.lag().items()}
+
+    shop.fill(20)
+    with stream(app_of(shop, group, load_when_let), spark, checkpoint=folder(shop)) as running:
+        eventually(lambda: lag() == {0: 0, 1: 0, 2: 0}, within=120, what="all of them")
+        may.clear()
+        shop.fill(7, "b", [0])
+        shop.fill(3, "c", [1])
+        assert lag() == {0: 7, 1: 3, 2: 0}, "a batch that runs is not passed"
+        may.set()
+        eventually(lambda: lag() == {0: 0, 1: 0, 2: 0}, within=120, what="the rest of them")
+        assert {partition.topic for partition in running.lag()} == {shop.topic}
+    shop.fill(2, "d", [2])
+    assert lag() == {0: 0, 1: 0, 2: 2}, "also when it has ended"
 
 
 # Bad input, before a record is read
