@@ -54,7 +54,7 @@ PROGRAMS_ARE_RUN_BY = {
 PIECES_ARE_RUN_BY = {
     "README.md": "integration/test_samples.py",
     "docs/redis.md": "contract/test_redis_servers.py",
-    "docs/spark.md": "unit/test_spark_docs.py",
+    "docs/spark.md": "spark/test_docs.py",
     **dict.fromkeys(
         ("docs/embedded.md", "docs/failures.md", "docs/handlers.md", "docs/listeners.md", "docs/sqlalchemy.md"),
         "integration/test_docs.py",
