@@ -52,7 +52,8 @@ class ClaimTerms:
     """What a claim compares with a row, so that a claim that comes late takes nothing from the rightful owner."""
 
     generation: int
-    """Of the Kafka group (the member epoch under KIP-848), read together with the assignment; above 0."""
+    """Of the Kafka group (the member epoch under KIP-848), read together with the assignment; above 0. Where rows are
+    only pinned, for whichever member comes to claim them, it is 0."""
     epochs: Mapping[Partition, int] | None = None
     """The epochs of rows that were read before the broker confirmed our membership. The claim then depends on these
     alone: a group that was deleted, or is another cluster's, counts its generations from the beginning."""

@@ -65,6 +65,9 @@ class Claims:
         self._begin = begin
         self.added: set[Partition] = set()
         """Partitions that were claimed, and had been added to a topic that the group consumes."""
+        self.unpinned: set[Partition] = set()
+        """Partitions that begin at the end of their log, where the store has no claim that would pin that: their first
+        commit does. Added to by the errand thread, before the claim is answered; taken from by the owner."""
         self.seen: set[str] = set()
         """Topics that were there when we looked: if one of them goes, that is its own trouble. Read by the owner."""
         self._known: dict[str, int] = {}
@@ -159,7 +162,13 @@ class Claims:
             self.added.update(added.intersection(missing))
             offsets = self._starts(missing, added)
             self._tell_of_starts(offsets, reasons)
-            return {p: Position(offsets[p], topic_id=ids[p.topic]) for p in missing}
+            starts = {p: Position(offsets[p], topic_id=ids[p.topic]) for p in missing}
+            at_the_end = {p: starts[p] for p in missing if self._begin(p.topic) == "latest" and p not in added}
+            if not isinstance(self._store, FencedStore):
+                self.unpinned.update(at_the_end)
+            elif at_the_end and terms is not None:
+                self._pin_with_the_others(self._store, at_the_end)
+            return starts
 
         answers: Answers = dict(troubles)
         while wanted:
@@ -323,6 +332,24 @@ class Claims:
                 )
             starts.update(self._cluster.edges(chosen, begin))
         return starts
+
+    def _pin_with_the_others(self, store: FencedStore, ours: Positions) -> None:
+        """With 'latest', all partitions of a topic begin at the same moment, in one step: another's, whose owner does
+        not come to claim them, would else begin where the log ends on the day that somebody does.
+
+        Under generation 0, so that the claim of any member takes them, and this one takes nothing from any.
+        """
+        ids = {p.topic: start.topic_id for p, start in ours.items()}
+        every = [Partition(topic, number) for topic in sorted(ids) for number in range(self._known[topic])]
+        there = store.load(self._group, every)
+        others = [p for p in every if p not in there and p not in ours]
+        if not others:
+            return
+        self._shown.update(self._asked(others, {}))
+        others = [p for p in others if self._judged(p, None).starts]
+        ends = self._cluster.edges(others, "latest") if others else {}
+        pinned = {**ours, **{p: Position(ends[p], topic_id=ids[p.topic]) for p in others}}
+        store.claim(self._group, sorted(pinned), self._owner, lambda _: pinned, ClaimTerms(0))
 
     def _added(self, partitions: Sequence[Partition]) -> set[Partition]:
         """Those that their topic did not have when we first looked."""

@@ -57,8 +57,8 @@ class Holding:
         self.mirrored: int | None = None
         """The offset that the Kafka group is known to have, where the store is another."""
         self.held: set[str] = {"claim"}
-        """Why it is paused at the client: 'claim', 'pressure', 'person', 'trouble'. It is assigned paused, and nothing
-        but the answer to its claim takes 'claim' away."""
+        """Why it is paused at the client: 'claim', 'start', 'pressure', 'person', 'trouble'. It is assigned paused, and
+        nothing but the answer to its claim takes 'claim' away; 'start' goes when its first offset is kept."""
         self.trouble: Trouble | None = None
         """Why it is held, while it is."""
         self.answered = False

@@ -417,7 +417,7 @@ class Loop:
         if receipt is not None:
             for partition, entry in receipt.kept.items():
                 if (holding := self._tenancy.current(partition, entry.token)) is not None:
-                    holding.stored = entry.offset
+                    self._tenancy.stored(holding, entry.offset)
             for partition, (entry, error) in receipt.fenced.items():
                 if (holding := self._tenancy.current(partition, entry.token)) is not None:
                     self._tenancy.eject(holding, error)

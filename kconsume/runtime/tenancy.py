@@ -283,6 +283,13 @@ class Tenancy:
             return
         self._note_trouble(holding, trouble)
 
+    def stored(self, holding: Holding, offset: int) -> None:
+        """The store has this offset."""
+        holding.stored = offset
+        if "start" in holding.held:
+            self._claims.unpinned.discard(holding.partition)
+            self.free(holding, "start")
+
     def passed(self, holding: Holding) -> None:
         """Records of a partition that is held were finished, or its end was reached: if that was after it was read
         again, its trouble is over."""
@@ -601,6 +608,11 @@ class Tenancy:
         holding.mirrored = None
         holding.claim, holding.state = None, State.OPEN
         holding.held = {"person"} if holding.partition in self.paused else set()
+        if holding.partition in self._claims.unpinned:
+            # A record that is handled before its start is kept would be skipped by the next run, which begins at the
+            # end of that day, if this one died now.
+            holding.held.add("start")
+            self.asks_for_commit = True
 
     def _backoff(self, holdings: list[Holding]) -> float:
         for holding in holdings:

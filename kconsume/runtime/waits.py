@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from kconsume.runtime.holding import Holding, State
 
-_REASONS = {"person": "paused", "pressure": "backpressure"}
+_REASONS = {"person": "paused", "pressure": "backpressure", "start": "claim_waiting"}
 
 
 def flows(holding: Holding) -> bool:

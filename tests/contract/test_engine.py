@@ -5,7 +5,9 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from contextlib import ExitStack
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Literal
 
@@ -13,8 +15,10 @@ import msgspec
 import pytest
 
 from kconsume import App, DecodeError, Partition, Record
-from kconsume.backends import MemoryStore, SqliteStore, open_store
+from kconsume.backends import MemoryStore, PostgresStore, SqliteStore, open_store
+from kconsume.cluster import Cluster
 from kconsume.errors import OffsetOutOfRange, StartRequired, TopicNotFound, TopicRecreated
+from kconsume.runtime.claims import Claims
 from kconsume.runtime.lanes import Lane
 from kconsume.runtime.pressure import RECORD_OVERHEAD
 from tests.fix_arena import Arena
@@ -257,6 +261,47 @@ def test_a_partition_without_an_offset_starts_where_asked_and_that_is_pinned(are
     arena.produce(topic, ["after"], 0)
     run()
     assert seen == ["after"], "latest was pinned at the first start, so nothing was skipped at the second"
+
+
+@pytest.mark.parametrize("arena", ["real"], indirect=True)
+def test_a_record_is_handled_only_once_its_start_at_the_end_is_kept(arena: Arena, group: str) -> None:
+    """Else a crash in that moment would skip it: the next start begins where the log ends then."""
+    topic = arena.topic(1)
+    app, committed = arena.app(group), list[object]()
+    cluster = Cluster(arena.bootstrap)
+
+    @app.on_assigned
+    def write(partitions: Sequence[Partition]) -> None:
+        for partition in partitions:
+            arena.produce(topic, ["first"], partition.number)
+
+    @app.consume(topic, start="latest")
+    def handle(value: str) -> None:
+        committed.append(cluster.committed(group, [Partition(topic, 0)]))
+
+    with app.running():
+        eventually(lambda: committed, what="the record is handled")
+    assert all(committed)
+
+
+@pytest.mark.parametrize("arena", ["real"], indirect=True)
+def test_start_at_the_end_is_pinned_for_partitions_that_nobody_has_claimed_yet(
+    arena: Arena, group: str, postgres_url: str
+) -> None:
+    topic = arena.topic(4)
+    with closing(PostgresStore(postgres_url)) as store:
+        first = Claims(store, Cluster(arena.bootstrap), group, "one of two that started", lambda _: "latest")
+        first.claim([Partition(topic, 1), Partition(topic, 2)], 1)
+    # The other one has died before it claimed the rest.
+    expected = arena.fill(topic, 2)
+    app, seen = arena.app(group, postgres_url), Counter[str]()
+
+    @app.consume(topic, start="latest")
+    def handle(value: str) -> None:
+        seen[value] += 1
+
+    app.catch_up(idle=0.5)
+    assert seen == Counter(expected)
 
 
 def test_start_error_refuses_to_choose(arena: Arena, group: str) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import ClassVar, Literal
 
 import pytest
 
-from kconsume.backends import MemoryStore, OffsetStore, Position, SqliteStore
+from kconsume.backends import FencedStore, MemoryStore, OffsetStore, Position, SqliteStore
 from kconsume.backends.commit_note import name_of, note_of
 from kconsume.cluster import Cluster, Committed, Group, GroupMember
 from kconsume.errors import (
@@ -280,6 +280,72 @@ class TestReclaim:
         first = ours.claim_all([ORDERS])[ORDERS]
         positions_in(ours.reclaim({ORDERS: first.epoch}))  # and nobody heard the answer
         assert positions_in(ours.reclaim({ORDERS: first.epoch}))[ORDERS].epoch > first.epoch + 1
+
+
+class Moving(FakeCluster):
+    """Its logs grow."""
+
+    end = 90
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at_edges: Callable[[], dict[Partition, Position]] | None = None
+        """Done once, when somebody asks where logs end."""
+        self.seen: dict[Partition, Position] = {}
+
+    def edges(self, partitions: Iterable[Partition], edge: Literal["earliest", "latest"]) -> dict[Partition, int]:
+        if (act := self.at_edges) is not None:
+            self.at_edges = None
+            self.seen = act()
+        return dict.fromkeys(partitions, self.end if edge == "latest" else 10)
+
+
+class TestAllBeginAtOnce:
+    """With start='latest' a group begins at one moment, whoever comes to claim which partition when."""
+
+    EVERY: ClassVar = [Partition("payments", n) for n in range(4)]
+
+    @pytest.fixture(params=["memory", "sqlite"])
+    def store(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OffsetStore]:
+        with closing(MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "offsets.db")) as store:
+            yield store
+
+    @pytest.fixture
+    def cluster(self) -> Moving:
+        cluster = Moving()
+        cluster.partitions = len(self.EVERY)
+        return cluster
+
+    @pytest.mark.parametrize("claimed", [(1, 3), (0, 1), (2,)])
+    def test_what_came_after_the_first_claim_is_not_skipped_in_a_partition_that_nobody_claimed(
+        self, store: OffsetStore, cluster: Moving, claimed: tuple[int, ...]
+    ) -> None:
+        claims(store, cluster).claim([self.EVERY[n] for n in claimed], 1)
+        cluster.end = 120  # and then that process died
+        answers = positions_in(claims(store, cluster).claim(self.EVERY, 2))
+        assert {p: position.next_offset for p, position in answers.items()} == dict.fromkeys(self.EVERY, 90)
+
+    def test_the_member_who_has_it_is_not_fenced_by_that(self, store: OffsetStore, cluster: Moving) -> None:
+        assert isinstance(store, FencedStore)
+        one, two = claims(store, cluster), claims(store, cluster)
+        cluster.at_edges = lambda: positions_in(two.claim(self.EVERY[2:], 1))  # while the first looks where logs end
+        first = positions_in(one.claim(self.EVERY[:2], 1))
+        for held in (first, two_has := cluster.seen):
+            assert {store.load(GROUP, [p])[p].epoch for p in held} == {position.epoch for position in held.values()}
+        assert two_has.keys() == set(self.EVERY[2:])
+
+    def test_one_whose_row_is_lost_is_not_begun_by_another(self, cluster: Moving, tmp_path: Path) -> None:
+        with closing(SqliteStore(tmp_path / "offsets.db")) as store:
+            name = name_of(store)
+            cluster.mirrored = {self.EVERY[3]: Committed(50, None, note_of("B", name, 7))}
+            claims(store, cluster).claim(self.EVERY[:1], 1)
+            assert store.load(GROUP, self.EVERY).keys() == set(self.EVERY[:3])
+
+    def test_a_store_that_pins_nothing_is_told_of_what_begins_at_the_end(self, cluster: Moving) -> None:
+        store = Plain({self.EVERY[3]: Position(40)})
+        made = claims(store, cluster)
+        made.claim(self.EVERY[2:], 1)
+        assert made.unpinned == {self.EVERY[2]}
 
 
 class TestPartitionsThatWereAdded:

@@ -40,6 +40,7 @@ class Store:
         self.errors: list[Exception] = []
         self.undecided: set[Partition] = set()
         self.added: set[Partition] = set()
+        self.unpinned: set[Partition] = set()
         self.deleted: set[Partition] = set()
         self.taken: set[Partition] = set()
         """Claimed by another, under a later generation than ours."""
