@@ -122,10 +122,18 @@ class GroupLedger:
 
     def _answered(self, result: CommitResult) -> tuple[Marks, int]:
         """What was sent. Not always the oldest: what the client sends again, to a coordinator that has moved, is
-        answered after later ones, and what it refuses to send before earlier ones."""
-        sent = next(s for s in self._sent if {p: entry.offset for p, entry in s[0].items()} == result.offsets)
-        self._sent.remove(sent)
-        return sent
+        answered after later ones, and what it refuses to send before earlier ones.
+
+        An answer to nothing that was sent proves nothing. What was sent of its partitions is given up with it, and sent
+        again with the next commit: an answer of its own may never come.
+        """
+        for sent in self._sent:
+            if {p: entry.offset for p, entry in sent[0].items()} == result.offsets:
+                self._sent.remove(sent)
+                return sent
+        _log.warning("the answer to a commit names offsets that were not sent offsets=%s", result.offsets)
+        self._sent = [sent for sent in self._sent if sent[0].keys().isdisjoint(result.offsets)]
+        return {}, -1
 
 
 def _epoch_of(holding: Holding) -> int:

@@ -170,6 +170,33 @@ def test_an_answer_is_taken_for_the_commit_that_it_names_whatever_the_order() ->
     assert answers == [(Receipt(TWO, {}, None, GENERATION), True), (Receipt({}, {}, "moved"), False), (None, False)]
 
 
+@pytest.mark.parametrize("offsets", [{PARTITIONS[0]: 4}, {PARTITIONS[0]: -1001}, {PARTITIONS[0]: 5, PARTITIONS[2]: 1}])
+def test_an_answer_that_matches_nothing_proves_nothing_and_holds_nothing_up(
+    offsets: dict[Partition, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    source = Group()
+    ledger = GroupLedger(source)
+    ledger.send(ONE)
+    ledger.send(TWO)
+    source.commit_results += [CommitResult(offsets, None, generation=GENERATION), answer(TWO)]
+    assert ledger.collect() == Receipt({}, {})
+    assert "offsets that were not sent" in caplog.text
+    assert ledger.collect() == Receipt(TWO, {}, None, GENERATION), "another commit is answered as before"
+    assert not ledger.busy, "what the answer was about is sent again"
+
+
+def test_an_answer_that_comes_twice_changes_nothing() -> None:
+    source = Group()
+    ledger = GroupLedger(source)
+    ledger.send(ONE)
+    source.commit_results += [answer(ONE), answer(ONE)]
+    assert [ledger.collect(), ledger.collect(), ledger.collect()] == [
+        Receipt(ONE, {}, None, GENERATION),
+        Receipt({}, {}),
+        None,
+    ]
+
+
 def test_what_is_refused_for_good_is_raised() -> None:
     source = Group()
     ledger = GroupLedger(source)
