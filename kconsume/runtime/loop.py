@@ -557,7 +557,7 @@ class Loop:
 
     @property
     def _mirror_is_behind(self) -> bool:
-        return any(h.stored is not None and h.stored != h.mirrored for h in self._tenancy.holdings.values())
+        return any(h.state is State.OPEN and _to_mirror(h) is not None for h in self._tenancy.holdings.values())
 
     def _serve(self) -> None:
         """Have the client's callbacks called. What has gone wrong with it does not cut the drain short."""
@@ -668,8 +668,13 @@ def _unsaved(holdings: Iterable[Holding]) -> Marks:
 
 
 def _to_mirror(holding: Holding) -> int | None:
-    """The offset to commit to the Kafka group: where the store is ahead of it, or to have our membership confirmed."""
+    """The offset to commit to the Kafka group: where the store is ahead of it, or to have our membership confirmed.
+
+    Nothing while a claim is under way: what we saw of the row last may be behind what the group has by now.
+    """
     if holding.state is State.EJECTED:
         row = None if holding.confirmation is None else holding.confirmation.row
         return None if row is None else row.next_offset
-    return holding.stored if holding.stored != holding.mirrored else None
+    if holding.state is not State.OPEN or holding.stored == holding.mirrored:
+        return None
+    return holding.stored

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 import pytest
@@ -12,9 +13,12 @@ import redis
 from redis.client import Pipeline
 
 from kconsume import App, BatchError, Batching, Record
-from kconsume.backends import RedisStore
+from kconsume.backends import Position, RedisStore
 from kconsume.errors import Undecided
 from kconsume.records import Partition
+from kconsume.runtime.loop import COMMIT_EVERY
+from kconsume.runtime.source import Mark, Source
+from kconsume.runtime.tenancy import Tenancy
 from kconsume.testing import EmbeddedKafka
 from kconsume.testing.services.redis import LocalRedis
 from tests.contract.redis_shop import GROUP, emptied
@@ -215,3 +219,34 @@ def _held(app: App) -> dict[Partition, str]:
     supervisor = app._supervisor
     engines = supervisor.engines if supervisor is not None else ()
     return {p: trouble.code for engine in engines for p, trouble in engine.loop.snapshot.held.items()}
+
+
+def test_a_fenced_partition_does_not_take_the_offset_of_its_group_back(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While its next claim waits, what we saw of its row last is behind what another has made of it."""
+    app, sent, partition = shop.app(), list[int](), Partition("orders", 0)
+    commit, backoff = Source.commit, Tenancy._backoff
+
+    def noted(source: Source, marks: Mapping[Partition, Mark]) -> None:
+        sent.extend(mark.offset for p, mark in marks.items() if p == partition)
+        commit(source, marks)
+
+    # Longer than it is from one commit to the next.
+    monkeypatch.setattr(Tenancy, "_backoff", lambda self, holdings: backoff(self, holdings) + 2 * COMMIT_EVERY)
+    monkeypatch.setattr(Source, "commit", noted)
+
+    @app.consume("orders", chunk=1)
+    def handle(record: Record, tx: Pipeline) -> None:
+        tx.rpush("effects:0", record.offset)
+        if record.offset == 4:
+            with closing(RedisStore(shop.url)) as store:
+                claimed = store.claim(GROUP, [partition], "rival", lambda _: {})[partition]
+                assert isinstance(claimed, Position)
+                store.save(GROUP, {partition: replace(claimed, next_offset=20, previous=claimed.next_offset)})
+
+    with app.running():
+        eventually(lambda: shop.offset() == len(ORDERS), what="the rest is handled")
+        eventually(lambda: sent[-1:] == [len(ORDERS)], what="and the group told")
+    assert 20 in sent, "by this commit the broker confirmed us"
+    assert sent == sorted(sent)
