@@ -44,7 +44,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from kconsume.errors import ConfigurationError, KconsumeError
+from kconsume.errors import ConfigurationError, GroupRefused, KconsumeError
 from kconsume.protocols import GroupProtocol, protocol_of
 from kconsume.records import Partition
 from kconsume.runtime.arrivals import Arrivals, Runs
@@ -81,6 +81,9 @@ _COMMIT_DISOWNED = {
     KafkaError._NO_OFFSET,
     KafkaError._ASSIGNMENT_LOST,
 }
+
+# To one who is in no group: it has members by now, and takes offsets from nobody else.
+_NO_MEMBER = {KafkaError.ILLEGAL_GENERATION, KafkaError.UNKNOWN_MEMBER_ID}
 
 
 # What the broker says of a commit that was on its way while the group rebalanced. It answers so to every member that
@@ -156,6 +159,7 @@ class Source:
         self._nudges = Nudges()
         self.commit_results: list[CommitResult] = []
         instance = settings.get("group.instance.id")
+        self._group = settings.get("group.id")
         self._arrivals = Arrivals(None if instance is None else str(instance), record_limit(settings))
         self._tenant = tenant
         self.batch = batch
@@ -490,6 +494,12 @@ class Source:
         self.commit_results.append(CommitResult(offsets, said, refusal, faults, self.generation(), met_rebalance))
 
     def _refusal(self, error: KafkaError) -> KconsumeError | None:
+        if not self._subscribed and error.code() in _NO_MEMBER:
+            return GroupRefused(
+                f"group {self._group!r} has members by now, who share its partitions, and takes no more offsets from "
+                f"a handler with partitions= ({error.str()}); what it handled since its last commit is handled again: "
+                f"give this handler a group= of its own, or stop the others and start it again"
+            )
         if error.code() in _COMMIT_AGAIN or error.code() in _COMMIT_DISOWNED:
             return None
         if error.code() in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.UNKNOWN_TOPIC_OR_PART):

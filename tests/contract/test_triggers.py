@@ -17,7 +17,7 @@ from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 
 from kconsume import App, Partition, Record
 from kconsume.backends import open_store
-from kconsume.errors import ConfigurationError
+from kconsume.errors import ConfigurationError, GroupRefused
 from kconsume.runtime import loop
 from kconsume.runtime.claims import Begin
 from kconsume.settings import ClientValue
@@ -400,6 +400,31 @@ def test_partitions_that_a_person_chose_are_refused_in_a_group_that_has_members_
         eventually(lambda: len(members.seen) == 10, what="the member goes on")
         assert {p: h.epoch for p, h in holdings(app).items()} == epochs, "nobody claimed what is its own"
     assert alone.catch_up(idle=0.2).handled == 0, "when the members have left, it may"
+
+
+@pytest.mark.parametrize("arena", ["real"], indirect=True)
+def test_partitions_that_a_person_chose_end_with_the_cause_when_the_group_has_members_later(
+    arena: Arena, group: str, protocol: Kafka
+) -> None:
+    """The broker takes no offset of theirs any more, and no callback will say so."""
+    members, topic = Members(arena, group, protocol), arena.topic(2)
+    app, alone, seen = members.member("one", topic), arena.app(group, "kafka://", protocol), list[str]()
+
+    @alone.consume(topic, partitions=[0])
+    def handle(value: str) -> None:
+        seen.append(value)
+
+    def block() -> None:
+        with alone.running():
+            arena.produce(topic, ["a"], 0)
+            eventually(lambda: seen == ["a"], what="it is handled")
+            with app.running():
+                eventually(lambda: has(app) == every(topic, 2), what="a member joined")
+                arena.produce(topic, ["b"], 0)
+                eventually(lambda: False, what="the block is ended by what the broker says of its offsets")
+
+    with pytest.raises(GroupRefused, match=f"group '{group}' has members by now.*give this handler a group="):
+        block()
 
 
 # Topics
