@@ -51,6 +51,12 @@ class Gathering:
         else:
             self._messages.extend(messages)
 
+    def drop(self) -> int:
+        """Let go of what waits; answers how many records that were. A lane is remembered after it was stopped."""
+        dropped = len(self._messages)
+        self._messages, self._bytes, self._weighed = [], 0, 0
+        return dropped
+
     def ready(self, now: float, most_bytes: int) -> Chunk | None:
         """The next batch, if it is full or due. What is left waits anew. `most_bytes` bounds what waits, with what
         Python needs for each record: a batch that would need more is cut short."""

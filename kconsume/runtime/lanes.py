@@ -214,6 +214,8 @@ class Lane:
             self.stop.append(reason)
             dropped = sum(len(chunk.messages) for chunk in self.chunks)
             self.chunks.clear()
+        if self.gathering is not None:
+            dropped += self.gathering.drop()
         self.tally.close()
         return dropped
 

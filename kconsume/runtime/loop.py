@@ -310,7 +310,7 @@ class Loop:
             gathering = holding.lane.gathering
             if gathering is None:
                 self._deliver(holding, holding.lane, Chunk(run, run[0].offset(), run[-1].offset()), window)
-            else:
+            elif not holding.lane.stop:
                 self._gathering.add(holding)
                 gathering.add(run, now)
                 self._hand_over(holding, window, now)

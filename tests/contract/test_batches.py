@@ -16,10 +16,12 @@ import pytest
 
 from kconsume import App, Batch, Batching, Partition, Record
 from kconsume.backends import SqliteStore
+from kconsume.errors import UnreadableBatch
 from kconsume.runtime.budget import Pace
 from kconsume.runtime.gathering import Gathering
 from kconsume.runtime.holding import Holding
 from tests.fix_arena import QUICK, Arena
+from tests.unit.fakes import FakeMessage
 from tests.waiting import eventually
 
 LONG = 60.0
@@ -463,3 +465,37 @@ def test_one_bad_record_of_five_hundred_is_skipped_and_the_others_are_written_on
     assert rows(seen) == [(0, n) for n in range(500) if n != 317]
     assert sizes[0] == 500
     assert len(sizes) <= 27, "three times the logarithm"
+
+
+@pytest.mark.parametrize("arena", ["embedded"], indirect=True)
+@pytest.mark.parametrize("way", ["seek", "revoked", "held"])
+def test_records_that_waited_for_their_batch_go_with_their_lane(arena: Arena, group: str, way: str) -> None:
+    """A lane that was stopped is remembered, as long as its partition may come back; its records need not be."""
+    topic, seen = arena.topic(1), list[Seen]()
+    place = Partition(topic, 0)
+    app = member(arena, "one", topic, group, seen, Batching(records=1000, wait=LONG))
+    with app.running():
+        arena.produce(topic, map(str, range(50)), 0)
+        eventually(lambda: gathered(app) == {0: 50}, what="all wait for their batch")
+        assert app._supervisor is not None
+        (engine,) = app._supervisor.engines
+        lane = holdings(app)[place].lane
+        assert lane is not None
+        if way == "seek":
+            app.seek(place, 0)
+            eventually(lambda: (now := holdings(app)[place].lane) is not None and now is not lane, what="a new lane")
+        elif way == "revoked":
+            app.subscribe(arena.topic(1))
+            eventually(lambda: place not in holdings(app), what="revoked")
+        else:
+            holding = holdings(app)[place]
+            error = UnreadableBatch("no batch")
+            engine.loop.request(lambda: engine.tenancy.put_on_hold(holding, error, drains=False))
+            on_its_way: Any = FakeMessage(offset=50, topic=topic)
+            engine.loop.request(lambda: engine.loop._dispatch([(place, [on_its_way])], 0.0))
+            done = threading.Event()
+            engine.loop.request(done.set)
+            assert done.wait(45)
+        assert lane.gathering is not None
+        assert len(lane.gathering) == 0
+    assert seen == []
