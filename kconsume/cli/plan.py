@@ -22,7 +22,7 @@ from kconsume.app import App
 from kconsume.cli.target import VARIABLE, load
 from kconsume.cluster import Cluster, Group, GroupMember
 from kconsume.errors import ConfigurationError
-from kconsume.failures.retry_topics import is_side_topic
+from kconsume.failures.letters import is_side_topic
 from kconsume.output import is_topic_name
 from kconsume.rebalance import ASSIGNORS, Assignor, Member, assignor_named, moved, skew
 from kconsume.records import Partition

@@ -11,7 +11,7 @@ from __future__ import annotations
 import linecache
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from types import CodeType
@@ -78,6 +78,16 @@ class Letter:
     reset_epoch: int = 0
     """That of the partition's row when the record was read there first: a record that fails again after a reset is
     another failure, although its origin is the same."""
+    here: tuple[Partition, int, str] | None = None
+    """Where the record stood when it failed, and its `Record.id`, if the first place is what headers on a topic of
+    others say."""
+
+    def as_it_stood(self) -> Letter:
+        """The same, told from others by the record's own origin, whatever its headers said."""
+        if self.here is None:
+            return self
+        partition, offset, origin = self.here
+        return replace(self, partition=partition, offset=offset, origin=origin, here=None)
 
     def outgoing(self, topic: str | None) -> Outgoing:
         """As a record of that topic, or of its rung's."""
@@ -243,15 +253,23 @@ def letter_of(
     reset_epoch: int = 0,
 ) -> Letter:
     """The letter about a record that failed. `scope` is the beginning of its `Record.id`; `reset_epoch` is that of the
-    partition it was read from, and counts if it stood there first."""
+    partition it was read from, and counts if it stood there first.
+
+    Anybody can write `kconsume-` headers, or copy them. On this group's own retry and re-drive topics they are
+    believed. On any other topic they are only handed on, in a letter to a topic: where repeats are told by the origin
+    (on a rung, in a table), the letter has the record's own, or a second record would be dropped for the first.
+    """
     partition, offset, headers, moment = message.partition(), message.offset(), headers_of(message), moment_of(message)
-    marks = read_marks(headers) if headers else {}
+    said = read_marks(headers) if headers else {}
+    is_ours = bool(said) and is_side_topic(message.topic(), group)
+    marks = said if is_ours or rung is None else {}
     first = _first_place(marks) if marks else None
     if "rung" in marks:
         attempts += int(marks["attempts"]) if is_number(marks.get("attempts", ""), 10**9) else 0
         # Of a topic with message.timestamp.type=LogAppendTime, the record's own is when it came there.
         moment = _moment(marks.get("timestamp", "")) or moment
-    place, at, origin = first or (Partition(message.topic(), partition), offset, f"{scope}:{partition}:{offset}")
+    here = (Partition(message.topic(), partition), offset, f"{scope}:{partition}:{offset}")
+    place, at, origin = first or here
     if first is not None:
         reset_epoch = reset_epoch_in(marks)
     return Letter(
@@ -264,10 +282,11 @@ def letter_of(
         message.key(),
         message.value(),
         moment,
-        tuple(pair for pair in headers if not pair[0].startswith(PREFIX)) if marks else headers,
+        tuple(pair for pair in headers if not pair[0].startswith(PREFIX)) if said else headers,
         rung,
         int(marks["redriven"]) if marks and is_number(marks.get("redriven", ""), 10**9) else 0,
         reset_epoch,
+        here if first is not None and not is_ours else None,
     )
 
 
@@ -284,8 +303,11 @@ def read_marks(headers: Headers) -> dict[str, str]:
     }
 
 
-def place_of(message: Message) -> tuple[Partition, int]:
-    """Where the record stood first, as its letter says."""
+def place_of(message: Message, *, comes_back: bool) -> tuple[Partition, int]:
+    """What its letter says of where the record stood, as it stood (`Letter.as_it_stood`). `comes_back`: it is on one of
+    its group's own topics."""
+    if not comes_back:
+        return Partition(message.topic(), message.partition()), message.offset()
     first = _first_place(read_marks(tuple((name, value or b"") for name, value in message.headers() or ())))
     return (Partition(message.topic(), message.partition()), message.offset()) if first is None else first[:2]
 
@@ -328,6 +350,11 @@ def _frame(code: CodeType, line: int, names: dict[str, Any]) -> str:
 def redrive_topic(topic: str, group: str) -> str:
     """Where records of a topic are sent back to, for this group alone."""
     return f"{topic}.{group}.redrive"
+
+
+def is_side_topic(topic: str, group: str) -> bool:
+    """Whether it is a retry or a re-drive topic of this group. Its name is all that says so."""
+    return re.fullmatch(rf".+\.{re.escape(group)}\.(retry\.[0-9]+|redrive)", topic) is not None
 
 
 def _first_place(marks: dict[str, str]) -> tuple[Partition, int, str] | None:

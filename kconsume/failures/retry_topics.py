@@ -8,7 +8,6 @@ the rungs as well, and waits there. Values and names: sending is `runtime/mail.p
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -58,11 +57,6 @@ def _is_delay(delay: object) -> bool:
 
 def retry_topic(topic: str, group: str, number: int) -> str:
     return f"{topic}.{group}.retry.{number}"
-
-
-def is_side_topic(topic: str, group: str) -> bool:
-    """Whether it is a retry or a re-drive topic of this group. Its name is all that says so."""
-    return re.fullmatch(rf".+\.{re.escape(group)}\.(retry\.[0-9]+|redrive)", topic) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,14 +48,14 @@ class Intake:
         if not any(keys):
             return step
         assert isinstance(tx, OutboxTx)  # checked when the handler was decorated
-        return _without_repeats(step, keys, tx.take_in([key for key in keys if key is not None]))
+        return self._without_repeats(step, keys, tx.take_in([key for key in keys if key is not None]))
 
     async def admit_async(self, step: Try | PassOver, tx: AsyncTx, reset_epoch: int = 0) -> Try | PassOver:
         keys = self._keys(step.part, reset_epoch)
         if not any(keys):
             return step
         assert isinstance(tx, AsyncOutboxTx)
-        return _without_repeats(step, keys, await tx.take_in([key for key in keys if key is not None]))
+        return self._without_repeats(step, keys, await tx.take_in([key for key in keys if key is not None]))
 
     def _keys(self, records: Sequence[Message], reset_epoch: int) -> list[str | None]:
         """What each is known by; None for those that are always taken."""
@@ -63,6 +63,24 @@ class Intake:
             return []
         comes_back = records[0].topic() in self._own  # a slice is of one partition
         return [_key(message, comes_back, reset_epoch) for message in records]
+
+    def _without_repeats(self, step: Try | PassOver, keys: Sequence[str | None], new: set[str]) -> Try | PassOver:
+        known, repeats = set[str](), set[int]()
+        for message, key in zip(step.part, keys, strict=True):
+            if key is not None and (key not in new or key in known):
+                repeats.add(id(message))
+            known.add(key or "")
+        if not repeats:
+            return step
+        run = () if isinstance(step, PassOver) else step.records
+        passed = {id(message) for message in step.part} - {id(message) for message in run}
+        comes_back = step.part[0].topic() in self._own
+        places = {place_of(m, comes_back=comes_back) for m in step.part if id(m) in passed & repeats}
+        stood = [(letter, letter.as_it_stood()) for letter in step.letters]
+        letters = [letter for letter, each in stood if (each.partition, each.offset) not in places]
+        if isinstance(step, PassOver):
+            return step._replace(letters=letters)
+        return step._replace(records=[message for message in run if id(message) not in repeats], letters=letters)
 
 
 def _key(message: Message, comes_back: bool, reset_epoch: int) -> str | None:
@@ -85,23 +103,6 @@ def _text(key: bytes) -> str:
     text = key.decode(errors="replace")
     is_plain = len(key) <= _MOST_KEY and "\ufffd" not in text and text.isprintable()
     return text if is_plain else f"sha256:{hashlib.sha256(key).hexdigest()}"
-
-
-def _without_repeats(step: Try | PassOver, keys: Sequence[str | None], new: set[str]) -> Try | PassOver:
-    known, repeats = set[str](), set[int]()
-    for message, key in zip(step.part, keys, strict=True):
-        if key is not None and (key not in new or key in known):
-            repeats.add(id(message))
-        known.add(key or "")
-    if not repeats:
-        return step
-    run = () if isinstance(step, PassOver) else step.records
-    passed = {id(message) for message in step.part} - {id(message) for message in run}
-    places = {place_of(message) for message in step.part if id(message) in passed & repeats}
-    letters = [letter for letter in step.letters if (letter.partition, letter.offset) not in places]
-    if isinstance(step, PassOver):
-        return step._replace(letters=letters)
-    return step._replace(records=[message for message in run if id(message) not in repeats], letters=letters)
 
 
 def named_in(part: Sequence[Message], records: Sequence[Message], error: BatchError) -> BatchError:

@@ -71,7 +71,7 @@ class Mail:
 
     def keep(self, sent: Sequence[Outgoing], letters: Sequence[Letter], tx: Tx) -> Sequence[Outgoing]:
         """Answers with the rows that it left in the outbox."""
-        if self._table is not None and (dead := [letter for letter in letters if letter.rung is None]):
+        if self._table is not None and (dead := [letter.as_it_stood() for letter in letters if letter.rung is None]):
             assert isinstance(tx, LetterTx)  # checked when the handler was decorated
             tx.keep(self._table, dead)
         if rows := self._rows(sent, letters):
@@ -79,7 +79,7 @@ class Mail:
         return rows
 
     async def keep_async(self, sent: Sequence[Outgoing], letters: Sequence[Letter], tx: AsyncTx) -> Sequence[Outgoing]:
-        if self._table is not None and (dead := [letter for letter in letters if letter.rung is None]):
+        if self._table is not None and (dead := [letter.as_it_stood() for letter in letters if letter.rung is None]):
             assert isinstance(tx, AsyncLetterTx)
             await tx.keep(self._table, dead)
         if rows := self._rows(sent, letters):

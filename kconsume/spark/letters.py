@@ -145,7 +145,7 @@ def keep_letters(
 ) -> dict[Partition, int]:
     """Write them in the transaction; how many rows of the outbox that were, by partition. `most`: bytes of a record."""
     if dead_letter.table is not None:
-        tx.keep(dead_letter.table, [each.letter for each in failed])
+        tx.keep(dead_letter.table, [each.letter.as_it_stood() for each in failed])
         return {}
     rows: dict[Partition, list[Outgoing]] = {}
     for partition, letter in failed:
