@@ -143,7 +143,20 @@ def _epoch_of(holding: Holding) -> int:
 
 
 class StoreLedger:
-    """Offsets saved to an external store, off the owner thread."""
+    """Offsets saved to an external store, off the owner thread.
+
+    On a thread of their own, so that a claim which the store is slow to answer delays no save of a partition that is
+    healthy. The order between a claim and the saves of the same partition is kept all the same:
+
+    - A save is sent for an open partition only, so none is sent between the claim of a partition and its answer.
+    - A save that is under way when the partition goes is noted with its lane, and the next claim of the partition waits
+      for it (`Holding.is_awaited`). Overtaken by the claim it would do no harm to the row: on a fenced store it comes
+      under the earlier epoch and is refused. But the records that it stands for would be handled again, and a store
+      without epochs would take it, behind the back of the next lane.
+    - Another member's claim was never ordered with our saves: that is what the epoch is for. A save that it overtakes
+      is refused, and the receipt changes nothing, because its token is no longer current.
+    - Saves among themselves stay in order: there is one at a time.
+    """
 
     def __init__(self, store: OffsetStore, group: str, errands: Errands) -> None:
         self._store = store
@@ -166,6 +179,9 @@ class StoreLedger:
         }
         self._sent = marks
         self._answer = self._errands.send(lambda: self._save(positions))
+        for holding, _, _ in marks.values():
+            if holding.lane is not None:
+                holding.lane.save = self._answer
 
     def _as_before(self, partition: Partition, entry: Entry) -> Entry:
         unknown = self._unknown.get(partition)

@@ -2,6 +2,7 @@
 
     owner thread     Loop, SplitSource, Tenancy, ledgers
     errand thread    store and cluster questions that may block
+    save thread      offsets on their way to a store, so that no such question delays them
     worker threads   handlers that are plain functions
     event loop       handlers that are async, shared by all consumers of the app
 
@@ -60,6 +61,8 @@ class Engine:
         self._home = equipment.home
         self._ownership = Ownership(f"kconsume-{plan.group}", ended)
         self._errands = Errands(f"kconsume-errands-{plan.group}")
+        in_group = isinstance(plan.store, KafkaStore)
+        self._saves = None if in_group else Errands(f"kconsume-saves-{plan.group}")
         outcomes: Outcomes = SimpleQueue()
         owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._relay = _relay_of(plan, equipment, owner)
@@ -88,11 +91,10 @@ class Engine:
         try:
             self.source = SplitSource(plan.settings, self.tenancy, batch=BATCH)
         except BaseException:
-            self._errands.close(0.0)
+            self._close_threads(Deadline(0.0))
             raise
-        in_group = isinstance(plan.store, KafkaStore)
         group = GroupLedger(self.source, advisory=not in_group, name=lambda: KAFKA if in_group else self._claims.name)
-        ledger = group if in_group else StoreLedger(plan.store, plan.group, self._errands)
+        ledger = group if self._saves is None else StoreLedger(plan.store, plan.group, self._saves)
         mirror = None if in_group else group
         self.loop = Loop(
             self.source,
@@ -146,8 +148,10 @@ class Engine:
         if self._relay is not None:
             self.unsent += self._relay.close(deadline)
         self._audience.close(deadline.left)
+        if self._saves is not None:
+            self._saves.close(deadline.part(0.5).left)  # the store is closed behind the last save
         self._errands.send(self.plan.store.close)
-        self._errands.close(deadline.left)
+        self._close_threads(deadline)
 
     def close_late(self) -> None:
         """The owner thread was given up and may still end: then nothing of ours stays behind it. The store is let be,
@@ -160,7 +164,12 @@ class Engine:
         if self._relay is not None:
             self._relay.close(Deadline(0.0))
         self._audience.close(0.0)
-        self._errands.close(0.0)
+        self._close_threads(Deadline(0.0))
+
+    def _close_threads(self, deadline: Deadline) -> None:
+        self._errands.close(deadline.left)
+        if self._saves is not None:
+            self._saves.close(deadline.left)
 
     def pause(self, partitions: list[Partition]) -> None:
         self.loop.request(lambda: self.tenancy.pause(partitions))

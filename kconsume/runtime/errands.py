@@ -1,6 +1,6 @@
-"""What may block, done off the owner thread: questions to the store and to the cluster.
+"""What may block, done off the owner thread: questions to the store and to the cluster, and saves.
 
-One daemon thread, in order; a store that hangs holds up errands, never polling.
+One daemon thread each, in order; a store that hangs holds up errands, never polling.
 """
 
 from __future__ import annotations

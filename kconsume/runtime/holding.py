@@ -86,7 +86,7 @@ class Holding:
     @property
     def is_awaited(self) -> bool:
         """Whether its next lane has to wait for the one before."""
-        return self.closed is not None and self.closed.occupied
+        return self.closed is not None and (self.closed.occupied or not self.closed.is_saved)
 
     @property
     def watermark(self) -> int | None:

@@ -15,8 +15,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from kconsume.failures.passed_over import Tally
 from kconsume.records import Message, Partition
@@ -128,8 +129,8 @@ class Lane:
 
     __slots__ = (
         "busy", "bytes", "chunks", "commits_itself", "epoch", "gathering", "given_up", "lanes", "leader_epoch",
-        "lock", "pace", "parked", "partition", "records", "reset_epoch", "scope", "stop", "stored", "tally", "tried",
-        "under_way", "work",
+        "lock", "pace", "parked", "partition", "records", "reset_epoch", "save", "scope", "stop", "stored", "tally",
+        "tried", "under_way", "work",
     )  # fmt: skip
 
     def __init__(
@@ -160,6 +161,8 @@ class Lane:
         """Of the last record that its work has stored."""
         self.given_up = False
         """Whether its handler was given up: whatever it still does, the fence keeps out."""
+        self.save: Future[Any] | None = None
+        """The last save of its offset that was sent off."""
         self.scope = scope
         self.reset_epoch = reset_epoch
         """That of the partition's row: what is remembered of records is remembered under it."""
@@ -190,8 +193,13 @@ class Lane:
 
     @property
     def occupied(self) -> bool:
-        """Whether another lane of its partition must wait for it."""
+        """Whether another lane of its partition must wait for its handler."""
         return self.busy and not self.given_up
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether no save of its offset is under way."""
+        return self.save is None or self.save.done()
 
     @property
     def batch(self) -> int:
