@@ -16,8 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from kconsume import Partition
 from tests.chaos.phases import Board, Phase
 from tests.fix_kafka import produce
+from tests.liveness import WITHIN, assert_liveness, offsets_of, published, write_one_each
 from tests.waiting import eventually
 
 REPOSITORY = Path(__file__).parents[2]
@@ -65,6 +67,7 @@ class Worker:
         self.name = name
         self._log = job.folder / f"{name}.log"
         board = job.folder / f"{name}.board"
+        self._causes = board.with_suffix(".causes")
         self._board = Board(board)
         told = {"brokers": job.brokers, "topic": job.topic, "group": job.group, "offsets": job.offsets}
         told |= {"name": name, "board": str(board), "out": str(job.folder / "seen.txt")}
@@ -80,6 +83,17 @@ class Worker:
     @property
     def log(self) -> str:
         return self._log.read_text()
+
+    @property
+    def causes(self) -> dict[Partition, str]:
+        """Why its partitions stand still, and the last line of its log that names each; of a worker of another version
+        nothing is known."""
+        lines = self.log.splitlines()[::-1]
+
+        def last(partition: Partition) -> str:
+            return next((line for line in lines if str(partition) in line), "no word in its log")
+
+        return {p: f"{cause} in {self.name}: {last(p)}" for p, cause in published(self._causes).items()}
 
     def kill(self) -> Phase:
         """`kill -9`, and where it hit."""
@@ -159,6 +173,18 @@ class Fleet:
             return done()
 
         eventually(looked, within=within, what=what)
+
+    def assert_liveness(self, partitions: int, within: float = WITHIN) -> None:
+        """One more record in each partition is handled, and its offset passed."""
+        job = self._job
+
+        def causes() -> dict[Partition, str]:
+            self.check_alive()
+            return {partition: cause for worker in self.members for partition, cause in worker.causes.items()}
+
+        with offsets_of(job.offsets, job.group, job.topic, partitions, job.brokers) as stored:
+            write = partial(write_one_each, job.brokers, job.topic, partitions)
+            assert_liveness(write, stored, causes, within=within)
 
     def stop(self) -> None:
         """SIGTERM, all at once; each must end well."""

@@ -26,6 +26,7 @@ from kconsume.settings import ClientValue
 from tests.chaos import sabotage
 from tests.chaos.form import form
 from tests.chaos.phases import Board, Phase
+from tests.liveness import publish
 from tests.waiting import eventually
 
 NEVER = 2**40
@@ -78,7 +79,15 @@ def main() -> None:
         retry = RetryTopics(asked.delays) if asked.delays else Retry(2, wait=0.02, give_up_on=HandlerTimeout)
         handler = _handler(asked, board)
         app.consume(asked.topic, chunk=asked.chunk, retry=retry, on_error=dead_letter, timeout=_limit(asked))(handler)
+    threading.Thread(target=_publish_causes, args=(app, Path(asked.board).with_suffix(".causes")), daemon=True).start()
     app.run()
+
+
+def _publish_causes(app: App, file: Path) -> None:
+    """For the test, when a partition stands still."""
+    while True:
+        publish([app], file)
+        time.sleep(0.5)
 
 
 def _asked() -> argparse.Namespace:
