@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Protocol, TypeAlias, cast
+from typing import Protocol, Self, TypeAlias, cast
 
 import psycopg
 import redis
@@ -30,6 +30,10 @@ class Effects(Protocol):
 
     def by(self, worker: str) -> int:
         """How many rows are this worker's."""
+        ...
+
+    def positions(self, partition: int) -> list[int]:
+        """Offsets of a partition, in the order in which their records were handled."""
         ...
 
 
@@ -56,6 +60,11 @@ class SqliteEffects:
     def by(self, worker: str) -> int:
         return self.ask("select count(*) from seen where worker = ?", worker)
 
+    def positions(self, partition: int) -> list[int]:
+        with closing(sqlite3.connect(self.path, timeout=30)) as connection:
+            rows = connection.execute("select position from seen where partition = ? order by rowid", (partition,))
+            return [position for (position,) in rows]
+
     def ask(self, query: str, *values: str) -> int:
         with closing(sqlite3.connect(self.path, timeout=30)) as connection:
             (number,) = connection.execute(query, values).fetchone()
@@ -69,11 +78,18 @@ class PostgresEffects:
         self.looked_at = looked_at
         self.offsets = offsets or looked_at
         with psycopg.connect(looked_at, autocommit=True) as connection:
-            connection.execute("create table seen (partition integer, position bigint, worker text)")
+            connection.execute("create table seen (partition integer, position bigint, worker text, number bigserial)")
             connection.execute(
                 "create table counter (id integer primary key, n bigint not null) with (fillfactor = 10)"
             )
             connection.execute("insert into counter values (1, 0)")
+
+    @classmethod
+    def there(cls, looked_at: str) -> Self:
+        """Those of a database that has the tables already."""
+        effects = cls.__new__(cls)
+        effects.looked_at = effects.offsets = looked_at
+        return effects
 
     @property
     def rows(self) -> int:
@@ -90,6 +106,11 @@ class PostgresEffects:
 
     def by(self, worker: str) -> int:
         return self.ask("select count(*) from seen where worker = %s", worker)
+
+    def positions(self, partition: int) -> list[int]:
+        with psycopg.connect(self.looked_at, autocommit=True) as connection:
+            rows = connection.execute("select position from seen where partition = %s order by number", (partition,))
+            return [position for (position,) in rows]
 
     def ask(self, query: str, *values: str) -> int:
         with psycopg.connect(self.looked_at, autocommit=True) as connection:
@@ -117,6 +138,9 @@ class RedisEffects:
 
     def by(self, worker: str) -> int:
         return sum(item.split()[1] == worker.encode() for _, item in self._items())
+
+    def positions(self, partition: int) -> list[int]:
+        return [int(item.split()[0]) for key, item in self._items() if key == self._keys[partition]]
 
     def _items(self) -> list[tuple[str, bytes]]:
         with redis.Redis.from_url(self.looked_at) as client:
@@ -150,3 +174,7 @@ class FileEffects:
 
     def by(self, worker: str) -> int:
         raise NotImplementedError
+
+    def positions(self, partition: int) -> list[int]:
+        places = [tuple(map(int, line.split())) for line in self.path.read_bytes().splitlines()]
+        return [position for number, position in places if number == partition]

@@ -128,9 +128,11 @@ class Fleet:
         self._all: list[Worker] = []
         self.members: list[Worker] = []
 
-    def grow(self, source: Path | None = None) -> Worker:
-        """Another worker; of another version, if `source` says where that is."""
-        worker = Worker(replace(self._job, source=source or self._job.source), f"worker-{len(self._all) + 1}")
+    def grow(self, source: Path | None = None, *, brokers: str | None = None, offsets: str | None = None) -> Worker:
+        """Another worker; of another version, if `source` says where that is, or by another way to its servers."""
+        job = self._job
+        job = replace(job, source=source or job.source, brokers=brokers or job.brokers, offsets=offsets or job.offsets)
+        worker = Worker(job, f"worker-{len(self._all) + 1}")
         self._all.append(worker)
         self.members.append(worker)
         return worker
@@ -176,15 +178,8 @@ class Fleet:
 
     def assert_liveness(self, partitions: int, within: float = WITHIN) -> None:
         """One more record in each partition is handled, and its offset passed."""
-        job = self._job
-
-        def causes() -> dict[Partition, str]:
-            self.check_alive()
-            return {partition: cause for worker in self.members for partition, cause in worker.causes.items()}
-
-        with offsets_of(job.offsets, job.group, job.topic, partitions, job.brokers) as stored:
-            write = partial(write_one_each, job.brokers, job.topic, partitions)
-            assert_liveness(write, stored, causes, within=within)
+        assert_workers_live(self._job, self.members, partitions, within)
+        self.check_alive()
 
     def stop(self) -> None:
         """SIGTERM, all at once; each must end well."""
@@ -196,6 +191,17 @@ class Fleet:
     def end(self) -> None:
         for worker in self._all:
             worker.bury()
+
+
+def assert_workers_live(job: Job, members: Sequence[Worker], partitions: int, within: float = WITHIN) -> None:
+    def causes() -> dict[Partition, str]:
+        ended = [worker for worker in members if worker.process.poll() is not None]
+        assert not ended, f"{ended[0].name} ended by itself: {ended[0].log[-2000:]}"
+        return {partition: cause for worker in members for partition, cause in worker.causes.items()}
+
+    with offsets_of(job.offsets, job.group, job.topic, partitions, job.brokers) as stored:
+        write = partial(write_one_each, job.brokers, job.topic, partitions)
+        assert_liveness(write, stored, causes, within=within)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from kconsume.runtime.source import Source
 from tests.chaos import sabotage
 from tests.fix_arena import PROTOCOLS, QUICK
 from tests.fix_kafka import LASTING, produce
+from tests.liveness import assert_app_lives
 from tests.waiting import eventually
 
 MOST_MEMBERS = 6
@@ -48,7 +49,7 @@ def main() -> None:
     try:
         with storm.producing() as produced:
             storm.rage(asked.seconds)
-        storm.finish(sum(produced.values()))
+        storm.finish(produced)
     finally:
         storm.disperse()
     print(json.dumps({**storm.told(), "produced": sum(produced.values()), "pauses": pauses["pause"]}))  # noqa: T201
@@ -127,12 +128,19 @@ class Storm:
     def _calm(self, passed: float) -> bool:
         return self._again < AGAIN and passed < LONGEST_CONTROL
 
-    def finish(self, produced: int) -> None:
-        """Who is left handles the rest; every partition must be open, with nobody's pause left on it."""
+    def finish(self, produced: Counter[int]) -> None:
+        """Who is left handles the rest, and one record more of each partition, which must be open, with nobody's pause
+        left on it."""
         eventually(lambda: len(self._handled) == PARTITIONS, within=60, what="every partition has moved on")
-        eventually(lambda: self._handled.total() >= produced, within=90, what=f"{produced} records handled")
+        eventually(lambda: self._handled.total() >= produced.total(), within=90, what=f"{produced.total()} are handled")
         if not self._asked.no_fence:  # where nobody stops, lanes of partitions that have moved go on for ever
             eventually(lambda: self._held() == {}, within=30, what="no partition is left paused")
+            apps, asked = [member.app for member in self._members], self._asked
+            assert_app_lives(
+                *apps, bootstrap=asked.brokers, topic=asked.topic, group=asked.group, offsets=asked.offsets,
+                partitions=PARTITIONS,
+            )  # fmt: skip
+            produced.update(range(PARTITIONS))
         self.disperse()
         for leaving in self._leaving:
             leaving.result(60)

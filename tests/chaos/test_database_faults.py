@@ -99,8 +99,9 @@ def break_while_working(
             ways[number % len(ways)]()
         await_rows(workers, effects, RECORDS)
         workers.await_work(lambda: effects.distinct == RECORDS, within=PATIENCE, what="every record has its effect")
+        workers.assert_liveness(PARTITIONS)
         assert any(noticed in worker.log for worker in workers.members), "nobody noticed a fault"
-    assert (effects.rows, effects.distinct) == (RECORDS, RECORDS), "rows = distinct = produced"
+    assert (effects.rows, effects.distinct) == (RECORDS + PARTITIONS,) * 2, "rows = distinct = produced"
 
 
 def await_rows(workers: Fleet, effects: Effects, rows: int) -> None:

@@ -52,17 +52,23 @@ def value_at(offset: int) -> bytes:
 
 @dataclass(frozen=True)
 class Records:
-    """What is in the topic, so many in each partition."""
+    """What is in the topic, so many in each partition, and at the end one that shows that its partition goes on."""
 
     each: int
 
     @property
+    def filled(self) -> int:
+        """Without those at the end."""
+        return self.each * PARTITIONS
+
+    @property
     def all(self) -> set[Place]:
-        return {(partition, offset) for partition in range(PARTITIONS) for offset in range(self.each)}
+        return {(partition, offset) for partition in range(PARTITIONS) for offset in range(self.each + 1)}
 
     @property
     def dead(self) -> set[Place]:
-        return {place for place in self.all if is_poison(place[1]) or is_unreadable(place[1]) or is_hanging(place[1])}
+        fails = (is_poison, is_unreadable, is_hanging)
+        return {(p, offset) for p, offset in self.all if offset < self.each and any(each(offset) for each in fails)}
 
 
 MANY = Records(form(short=1_500, long=16_700))
@@ -121,7 +127,7 @@ def test_in_a_topic_each_is_there_by_its_origin_and_no_record_is_lost(
     effects, letters = FileEffects(tmp_path / "seen.txt"), topic(2)
 
     def is_done() -> bool:
-        if effects.distinct + len(MANY.dead) < len(MANY.all):
+        if effects.distinct + len(MANY.dead) < MANY.filled:
             return False
         return {place_of(message) for message in everything(kafka.bootstrap, letters)} >= MANY.dead
 
@@ -199,7 +205,7 @@ def kill_and_finish(
 ) -> Hits:
     """`first_in`: where one each is hit before the others, whatever comes. `in_peace`: those that are left may end what
     they have begun."""
-    fill(job, records.each * PARTITIONS, PARTITIONS, value_at)
+    fill(job, records.filled, PARTITIONS, value_at)
     chance, hits, expected = printed_seed(), Hits(), len(records.all - records.dead)
     with fleet(job) as workers:
         for _ in range(2):
@@ -208,13 +214,14 @@ def kill_and_finish(
             hits += kill_one_in(workers, phase, counted, expected // 8, chance, within=PATIENCE)
         hits += kill_while_working(workers, kills, counted, expected, chance, phases, within=PATIENCE)
         workers.await_work(done, within=PATIENCE, what="every record is done or dead")
+        workers.assert_liveness(PARTITIONS)
         if in_peace:
             workers.stop()
     return hits
 
 
 def has_passed(effects: Database, records: Records) -> bool:
-    return effects.ask("select sum(next_offset) from kconsume_offsets") == len(records.all)
+    return effects.ask("select sum(next_offset) from kconsume_offsets") == records.filled
 
 
 def places(effects: Database, table: str, position: str) -> list[Place]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.effects import PostgresEffects
-from tests.chaos.fleet import Job, Work, Worker
+from tests.chaos.fleet import Job, Work, Worker, assert_workers_live
 from tests.chaos.form import PATIENCE, TIMEOUT
 from tests.waiting import eventually
 
@@ -34,6 +34,7 @@ def test_a_claim_that_comes_late_does_not_fence_the_rightful_owner(
     with claim_late(job, effects, tmp_path / "gate") as (late, rightful):
         assert f"through the gate refused={PARTITIONS}" in late.log, "it did not come late, so nothing was proven"
         eventually(lambda: effects.distinct == RECORDS, within=PATIENCE, what="all records are handled")
+        assert_workers_live(job, [late, rightful], PARTITIONS)
         assert FENCED not in rightful.log
         assert [each.process.poll() for each in (late, rightful)] == [None, None]
     assert effects.rows == effects.distinct

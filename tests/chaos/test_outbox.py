@@ -29,12 +29,15 @@ from tests.chaos.test_zombie import REFUSED, freeze_in_between
 from tests.contract.test_output import everything
 from tests.fix_arena import QUICK
 from tests.fix_kafka import MakeTopic, create_topic, produce, unique
+from tests.liveness import assert_app_lives
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(TIMEOUT)
 
 PARTITIONS = form(short=4, long=12)
 RECORDS = form(short=4_000, long=120_000)
+ALL = RECORDS + PARTITIONS
+"""With one more in each partition, which shows that it goes on."""
 MORE = 100 * PARTITIONS
 """That come when the zombie has woken."""
 KILLS = form(short=2, long=30)
@@ -54,9 +57,9 @@ def test_killed_consumers_send_all_of_it_in_order_and_who_drops_repeats_has_each
     with fleet(job) as workers:
         kill_and_finish(job, effects, workers)
     sent = everything(job.brokers, target)
-    print(f"sent={len(sent)} repeated={len(sent) - RECORDS}")  # noqa: T201  (shown when the test fails, and by -s)
-    check_all_are_there(sent, RECORDS)
-    check_each_is_taken_once(job.brokers, target, effects, RECORDS)
+    print(f"sent={len(sent)} repeated={len(sent) - ALL}")  # noqa: T201  (shown when the test fails, and by -s)
+    check_all_are_there(sent, ALL)
+    check_each_is_taken_once(job.brokers, target, effects, ALL)
 
 
 def test_with_rows_deleted_before_they_are_confirmed_a_kill_loses_some(
@@ -68,7 +71,7 @@ def test_with_rows_deleted_before_they_are_confirmed_a_kill_loses_some(
     with fleet(job) as workers:
         kill_and_finish(job, effects, workers, kills=1)
     with pytest.raises(AssertionError, match="nothing is missing"):
-        check_all_are_there(everything(job.brokers, target), RECORDS)
+        check_all_are_there(everything(job.brokers, target), ALL)
 
 
 @pytest.mark.parametrize("store", form(short=["postgres"], long=STORES))
@@ -95,13 +98,14 @@ def test_a_frozen_consumer_that_wakes_after_its_partitions_moved_puts_nothing_ou
             what="both go on, and all is sent",
         )
         eventually(lambda: "lost partitions" in zombie.log, what="the zombie has learnt that it is one")
+        assert_all_lives(workers, effects)
         assert REFUSED.search(zombie.log), f"the zombie was never refused, so nothing was proven: {zombie.log}"
     sent = everything(job.brokers, target)
-    print(f"sent={len(sent)} repeated={len(sent) - RECORDS - MORE}")  # noqa: T201
+    print(f"sent={len(sent)} repeated={len(sent) - ALL - MORE}")  # noqa: T201
     assert effects.rows == effects.distinct, "the zombie wrote"
-    assert len(sent) > RECORDS + MORE, "what the zombie had sent and not deleted is sent again"
-    check_all_are_there(sent, RECORDS + MORE)
-    check_each_is_taken_once(job.brokers, target, effects, RECORDS + MORE)
+    assert len(sent) > ALL + MORE, "what the zombie had sent and not deleted is sent again"
+    check_all_are_there(sent, ALL + MORE)
+    check_each_is_taken_once(job.brokers, target, effects, ALL + MORE)
 
 
 def freeze_in_the_relay(workers: Fleet, zombie: Worker, effects: Effects) -> None:
@@ -143,10 +147,15 @@ def test_a_broker_that_goes_while_the_outbox_fills_leaves_no_gap(effects_of: Eff
             kafka.thaw() if fault == "freeze" else kafka.restart()
             eventually(lambda: effects.rows == 6_000, within=PATIENCE, what="all is handled")
             eventually(lambda: waiting(effects) == 0, within=PATIENCE, what="all is sent")
+            assert_app_lives(
+                app, bootstrap=kafka.bootstrap, topic=source, group=group, offsets=effects.offsets, partitions=1,
+                value="6000",
+            )  # fmt: skip
+            eventually(lambda: waiting(effects) == 0, within=PATIENCE, what="the last is sent too")
         sent = [(message.value() or b"").decode() for message in everything(kafka.bootstrap, target)]
-    print(f"waiting={most} repeated={len(sent) - 6_000}")  # noqa: T201
-    assert list(dict.fromkeys(sent)) == [str(n) for n in range(6_000)], "no gap, and in order"
-    assert len(sent) == 6_000, "each once"
+    print(f"waiting={most} repeated={len(sent) - 6_001}")  # noqa: T201
+    assert list(dict.fromkeys(sent)) == [str(n) for n in range(6_001)], "no gap, and in order"
+    assert len(sent) == 6_001, "each once"
 
 
 def kill_and_finish(job: Job, effects: Effects, workers: Fleet, *, kills: int = KILLS) -> None:
@@ -158,7 +167,14 @@ def kill_and_finish(job: Job, effects: Effects, workers: Fleet, *, kills: int = 
     workers.await_work(
         lambda: effects.rows == RECORDS and waiting(effects) == 0, within=PATIENCE, what="all is handled, and sent"
     )
+    assert_all_lives(workers, effects)
     workers.stop()
+
+
+def assert_all_lives(workers: Fleet, effects: Effects) -> None:
+    """Each partition goes on, and so does its outbox."""
+    workers.assert_liveness(PARTITIONS)
+    workers.await_work(lambda: waiting(effects) == 0, within=PATIENCE, what="and the outbox is sent")
 
 
 def waiting(effects: Effects) -> int:

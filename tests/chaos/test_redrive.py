@@ -34,6 +34,7 @@ from tests.chaos.halting import CHUNK
 from tests.cli.test_dlq import BAD, keep
 from tests.cli.test_redrive import back
 from tests.fix_kafka import MakeTopic, delete_topics
+from tests.liveness import assert_app_lives
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(TIMEOUT)
@@ -42,6 +43,8 @@ LETTERS = form(short=1_200, long=40_000)
 KILLS = form(short=2, long=40)
 RATE = form(short=1_200, long=8_000)
 PARTITIONS = 3
+LAST = Counter({LETTERS: PARTITIONS})
+"""What shows at the end that each partition goes on."""
 SOON: dict[str, int] = {"session.timeout.ms": 6000}
 
 COMMAND = "from kconsume.cli import main; main()"
@@ -102,6 +105,13 @@ class Work:
             assert process.returncode == -9, f"it ended before kill {number}, {where}: {said}"
             told.unlink()
 
+    def assert_liveness(self, app: App, offsets: str) -> None:
+        """Of the topic that letters come back by."""
+        assert_app_lives(
+            app, bootstrap=self.bootstrap, topic=self.back, group=self.group, offsets=offsets, partitions=PARTITIONS,
+            value=b"%d" % LETTERS,
+        )  # fmt: skip
+
     def finish(self, program: str = COMMAND) -> str:
         process = self.start(program)
         said, _ = process.communicate(timeout=PATIENCE)
@@ -138,7 +148,8 @@ def test_the_letters_of_a_topic_reach_their_group_once_and_nobody_else(
     with mine.running(), theirs.running():
         eventually(lambda: len(seen) >= LETTERS, within=PATIENCE, what="the group has all")
         assert "total 0 sent back" in work.finish()
-    assert Counter(seen) == Counter(range(LETTERS))
+        work.assert_liveness(mine, "kafka://")
+    assert Counter(seen) == Counter(range(LETTERS)) + LAST
     assert others == [], "they never were in the topic that other groups read"
 
 
@@ -194,9 +205,10 @@ def test_the_letters_of_a_table_take_effect_once(
     with app.running():  # which finds the topic at its start
         eventually(lambda: len(handled()) == LETTERS, within=PATIENCE, what="the group has all")
         work.finish()
+        work.assert_liveness(app, offsets)
     assert ask("select count(*) from kconsume_outbox") == [(0,)]
     assert ask("select distinct redriven from dead") == [(1,)]
-    assert handled() == Counter(range(LETTERS)), "each once"
+    assert handled() == Counter(range(LETTERS)) + LAST, "each once"
 
 
 def with_topic(kafka: KafkaService, topic: MakeTopic, folder: Path, clean: list[str]) -> Work:

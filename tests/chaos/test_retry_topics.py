@@ -78,14 +78,14 @@ def scene(kafka: KafkaService, topic: MakeTopic, group: str, postgres_url: str, 
 
 
 def expected(each: int) -> tuple[set[Place], set[Place]]:
-    """Those that pass in the end, and those that never do."""
+    """Those that pass in the end, and those that never do. The last of each partition shows that it goes on."""
     every = {(partition, offset) for partition in range(PARTITIONS) for offset in range(each)}
     dead = {place for place in every if failures_of(place[1]) > len(DELAYS)}
     return every - dead, dead
 
 
 def test_whatever_is_killed_each_record_has_one_effect_or_is_dead(scene: Scene) -> None:
-    job, (good, dead) = scene.job(), expected(EACH)
+    job, (good, dead) = scene.job(), expected(EACH + 1)
     fill(job, EACH * PARTITIONS, PARTITIONS)
     with fleet(job) as workers:
         for _ in range(2):
@@ -95,6 +95,7 @@ def test_whatever_is_killed_each_record_has_one_effect_or_is_dead(scene: Scene) 
         workers.await_work(
             lambda: scene.is_done(EACH * PARTITIONS), within=PATIENCE, what="every record has passed or is dead"
         )
+        workers.assert_liveness(PARTITIONS)
     assert Counter(scene.places("seen", "position")) == Counter(good), "each exactly once, at once or later"
     assert Counter(scene.dead) == Counter(dead), "and each of these, and nothing else, by its origin"
 
@@ -107,7 +108,7 @@ FEW = 48
 def test_what_is_sent_again_by_the_next_owner_has_one_effect_because_it_is_taken_in_once(
     scene: Scene, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
-    died, (good, dead) = tmp_path / "died", expected(FEW)
+    died, (good, dead) = tmp_path / "died", expected(FEW + 1)
     job = scene.job(f"--die-once={died}", *flags)
     fill(job, FEW * PARTITIONS, PARTITIONS)
     with fleet(job) as workers:
@@ -119,6 +120,7 @@ def test_what_is_sent_again_by_the_next_owner_has_one_effect_because_it_is_taken
         workers.await_work(
             lambda: scene.is_done(FEW * PARTITIONS), within=PATIENCE, what="every record has passed or is dead"
         )
+        workers.assert_liveness(PARTITIONS)
     written = sum(map(scene._written, scene.rungs))
     letters = sum(min(failures_of(offset), len(DELAYS)) for _, offset in good | dead)
     assert written > letters, "some were sent twice"

@@ -18,6 +18,7 @@ from tests.contract.test_outbox import alter
 from tests.contract.test_output import stored, texts
 from tests.fix_arena import QUICK, Arena
 from tests.fix_kafka import await_partitions, unique
+from tests.liveness import assert_app_lives
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(TIMEOUT)
@@ -60,8 +61,11 @@ def test_a_dead_letter_waits_for_the_replicas_that_its_topic_asks_for_and_nothin
             else:
                 alter(arena.admin, dead, "min.insync.replicas", "1")
             eventually(lambda: "0:after" in seen, within=60, what="it goes on by itself")
+            assert_app_lives(
+                app, bootstrap=first.bootstrap, topic=source, group=group, offsets="kafka://", partitions=2
+            )
         assert texts(arena, dead) == ["bad0", "bad1"]
-        assert (stored(arena, group, source), seen) == (4, ["0:0", "1:0", "1:1", "0:after"])
+        assert (stored(arena, group, source), seen) == (5, ["0:0", "1:0", "1:1", "0:after", "x", "x"])
 
 
 @contextmanager

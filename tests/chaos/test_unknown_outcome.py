@@ -12,7 +12,7 @@ from kconsume.testing.services import LocalRedis
 from tests.chaos.effects import PostgresEffects, RedisEffects
 from tests.chaos.fleet import Work, fleet
 from tests.chaos.form import PATIENCE, TIMEOUT, form, printed_seed
-from tests.chaos.proxy import Cut, CuttingProxy, Decide
+from tests.chaos.proxy import Cut, CuttingProxy, Decide, pass_all
 from tests.contract import redis_proxy as redis_proxies
 from tests.contract.redis_proxy import RedisProxy
 
@@ -32,7 +32,7 @@ def test_a_commit_of_which_the_outcome_is_unknown_is_neither_lost_nor_repeated(
     effects = handle_while_cutting(postgres_url, cutting_proxy, work)
     assert cutting_proxy.cut_before + cutting_proxy.cut_after == CUTS, "the work was done before the faults"
     assert min(cutting_proxy.cut_before, cutting_proxy.cut_after) > 0, "both outcomes are to be seen"
-    assert (effects.rows, effects.distinct) == (RECORDS, RECORDS), "0 lost, 0 twice"
+    assert (effects.rows, effects.distinct) == (RECORDS + PARTITIONS,) * 2, "0 lost, 0 twice"
 
 
 def test_a_worker_that_runs_the_chunk_again_after_such_a_commit_repeats_records(
@@ -56,7 +56,7 @@ def test_a_script_of_which_the_outcome_is_unknown_is_neither_lost_nor_repeated(
     effects = apply_while_cutting(redis_proxy, work)
     assert redis_proxy.cuts == CUTS, "the work was done before the faults"
     assert min(redis_proxy.cut_before, redis_proxy.cut_after) > 0, "both outcomes are to be seen"
-    assert (effects.rows, effects.distinct) == (RECORDS, RECORDS), "0 lost, 0 twice"
+    assert (effects.rows, effects.distinct) == (RECORDS + PARTITIONS,) * 2, "0 lost, 0 twice"
 
 
 def test_a_worker_that_sends_the_script_again_repeats_records(redis_proxy: RedisProxy, work: Work) -> None:
@@ -78,6 +78,8 @@ def apply_while_cutting(proxy: RedisProxy, work: Work, *flags: str) -> RedisEffe
     with fleet(job) as workers:
         workers.grow()
         workers.await_work(lambda: effects.distinct == RECORDS, within=PATIENCE, what="every record has its effect")
+        proxy.decide = lambda: redis_proxies.Cut.PASS
+        workers.assert_liveness(PARTITIONS)
     print(f"cut before={proxy.cut_before} after={proxy.cut_after}")  # noqa: T201  (as the seed)
     return effects
 
@@ -88,6 +90,8 @@ def handle_while_cutting(url: str, proxy: CuttingProxy, work: Work, *flags: str)
     with fleet(work(effects.offsets, RECORDS, PARTITIONS, f"--chunk={RECORDS // CUTS // 4}", *flags)) as workers:
         workers.grow()
         workers.await_work(lambda: effects.distinct == RECORDS, within=PATIENCE, what="every record has its effect")
+        proxy.decide = pass_all
+        workers.assert_liveness(PARTITIONS)
     print(f"commits={proxy.commits} cut before={proxy.cut_before} after={proxy.cut_after}")  # noqa: T201  (as the seed)
     return effects
 

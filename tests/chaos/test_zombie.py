@@ -75,6 +75,7 @@ def test_a_consumer_frozen_inside_its_transaction_holds_up_nobody_and_goes_on_wh
             what="the zombie goes on as a member like any other",
         )
         assert effects.by(zombie.name) == its_own + 400
+        workers.assert_liveness(PARTITIONS)
         assert REFUSED.search(zombie.log), f"the zombie was never refused, so nothing was proven: {zombie.log}"
     assert effects.rows == effects.distinct == effects.counted, "each record has one effect"
 
@@ -106,6 +107,7 @@ def test_a_consumer_that_wakes_as_a_zombie_goes_on_as_a_member(
             lambda: effects.distinct == RECORDS + 400, within=60, what="the zombie goes on as a member like any other"
         )
         assert effects.by(zombie.name) == its_own + 400
+        workers.assert_liveness(PARTITIONS)
         assert REFUSED.search(zombie.log), f"the zombie was never refused, so nothing was proven: {zombie.log}"
     assert effects.rows == effects.distinct, "each record has one effect"
 
@@ -140,7 +142,7 @@ def freeze_and_wake(effects: Effects, work: Work, *flags: str) -> str:
             lambda: effects.distinct == RECORDS + 400, within=60, what="both go on, and the new records are handled"
         )
         eventually(lambda: "lost partitions" in zombie.log, what="the zombie has learnt that it is one")
-        workers.check_alive()
+        workers.assert_liveness(PARTITIONS)
         return zombie.log
 
 

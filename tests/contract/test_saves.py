@@ -1,4 +1,4 @@
-"""Saves of offsets beside claims: none waits for those of other partitions, and of one partition they keep their order."""
+"""Saves beside claims: none waits for those of other partitions, and for one partition they stay in order."""
 
 from __future__ import annotations
 
