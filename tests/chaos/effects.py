@@ -112,6 +112,10 @@ class PostgresEffects:
             rows = connection.execute("select position from seen where partition = %s order by number", (partition,))
             return [position for (position,) in rows]
 
+    def do(self, statement: str) -> None:
+        with psycopg.connect(self.looked_at, autocommit=True) as connection:
+            connection.execute(statement)
+
     def ask(self, query: str, *values: str) -> int:
         with psycopg.connect(self.looked_at, autocommit=True) as connection:
             row = connection.execute(query, values).fetchone()

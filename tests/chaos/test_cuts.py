@@ -15,6 +15,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from kconsume import App, Partition, Record
+from kconsume.runtime.tenancy import Tenancy
 from kconsume.testing.services import LocalKafka
 from kconsume.testing.services.ports import free_port
 from tests.chaos.effects import PostgresEffects
@@ -160,9 +161,10 @@ EACH = 300
 
 @pytest.mark.parametrize("form", ["inside", "beside"])
 def test_answers_that_come_after_the_partitions_were_lost_and_assigned_anew_change_nothing(
-    brokers: Brokers, effects: PostgresEffects, database_wire: Wire, form: str
+    brokers: Brokers, effects: PostgresEffects, database_wire: Wire, caplog: pytest.LogCaptureFixture, form: str
 ) -> None:
-    """Of transactions, where the handler works inside one; else of the saves of offsets."""
+    """Of transactions, where the handler works inside one: it is done, and its answer comes late. Else of a save that
+    comes late as a whole, and is refused, because the epoch was raised meanwhile."""
     topic, group, seen = made(brokers, 2), unique("group"), list[tuple[int, int]]()
     app = App(
         brokers.wired, group=group, offsets=f"{database_wire.by_it(effects.offsets)}?{NO_ENCRYPTION}", kafka=QUICK
@@ -185,23 +187,50 @@ def test_answers_that_come_after_the_partitions_were_lost_and_assigned_anew_chan
     with app.running():
         more()
         eventually(lambda: handled() == 2 * EACH, what="it works")
-        database_wire.hold_answers()
-        more()
-        if form == "beside":
-            eventually(lambda: handled() == 4 * EACH, what="they are handled, and their offsets on the way")
+        if form == "inside":
+            database_wire.hold_answers()
+            more()
+        else:
+            database_wire.silence()
+            more()
+            eventually(lambda: handled() == 4 * EACH, what="they are handled")
+            eventually(lambda: saves_wait(app), what="and their offsets on the way")
         brokers.wire.silence()
         eventually(lambda: not owned(app), what="the partitions are lost")
         brokers.wire.mend()
         eventually(lambda: owned(app) == {Partition(topic, 0), Partition(topic, 1)}, what="they are assigned anew")
+        if form == "beside":
+            effects.do("update kconsume_offsets set epoch = epoch + 1")
         database_wire.mend()
         eventually(lambda: handled() == 4 * EACH, what="all are handled")
         assert_app_lives(app, bootstrap=brokers.direct, topic=topic, group=group, offsets=effects.offsets, partitions=2)
+    assert "fenced partition=" not in caplog.text, "a late answer was taken for one to the new assignment"
     if form == "inside":
         assert (effects.rows, effects.distinct) == (4 * EACH + 2,) * 2, "each has one effect"
         for partition in range(2):
             assert effects.positions(partition) == list(range(2 * EACH + 1)), "in order"
     else:
         assert set(seen) == {(partition, offset) for partition in range(2) for offset in range(2 * EACH + 1)}
+
+
+def test_control_without_the_token_of_an_answer_the_new_assignment_is_fenced(
+    brokers: Brokers,
+    effects: PostgresEffects,
+    database_wire: Wire,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Tenancy, "current", lambda self, partition, _: self.holdings.get(partition))
+    with pytest.raises(AssertionError, match="a late answer was taken for one"):
+        test_answers_that_come_after_the_partitions_were_lost_and_assigned_anew_change_nothing(
+            brokers, effects, database_wire, caplog, "beside"
+        )
+
+
+def saves_wait(app: App) -> bool:
+    supervisor = app._supervisor
+    assert supervisor is not None
+    return all(engine.loop._ledger.busy for engine in supervisor.engines)
 
 
 def owned(app: App) -> set[Partition]:
