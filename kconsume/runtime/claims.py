@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Literal, NamedTuple, TypeAlias
 
 from kconsume.backends.abc import ClaimTerms, FencedStore, NamedStore, OffsetStore, Position, Positions, Refused, Start
-from kconsume.backends.commit_note import StoreName, name_of, source_in
+from kconsume.backends.commit_note import Source, StoreName, name_of, source_in
 from kconsume.backends.kafka import KafkaStore
 from kconsume.cluster import Cluster
 from kconsume.errors import (
@@ -86,6 +86,9 @@ class Claims:
         self._is_named = False
         self._shown: dict[Partition, Shown] = {}
         """What the Kafka group showed when we last asked."""
+        self._had: dict[Partition, Position] = {}
+        """Rows that we held ourselves: a row that is gone is known to have been there, also where the group does not
+        show it yet, or never, because it refuses our commits."""
         self.is_new = False
         """Whether the cluster was asked for the group and knows none: then it has no offset of it either."""
         self.over = threading.Event()
@@ -134,10 +137,13 @@ class Claims:
                 f"own, or stop the others first"
             )
 
-    def claim(self, partitions: Sequence[Partition], generation: int | None = None) -> Answers:
+    def claim(
+        self, partitions: Sequence[Partition], generation: int | None = None, had: Positions | None = None
+    ) -> Answers:
         """From here on the partitions are ours in the store; returns where each stands, or what is wrong with it. One
         that another has claimed under a later generation, or in the same moment, is `Refused`. `generation` is None for
-        one who is in no group."""
+        one who is in no group. `had`: the rows that we have held until now, as we know them."""
+        self._had.update(had or {})
         if generation is not None and generation <= 0 and isinstance(self._store, FencedStore):
             cause = Fenced(f"group {self._group!r} does not know us as a member (generation {generation})")
             return dict.fromkeys(partitions, Refused(cause))
@@ -398,6 +404,7 @@ class Claims:
         for partition in missing:
             self._shown.pop(partition, None)
         self._shown.update(self._asked(missing, {}))
+        self._shown.update(self._held_until_now(missing))
         found = {p: (self._judged(p, None), self._shown.get(p)) for p in sorted(missing)}
         for partition, (verdict, shown) in found.items():
             if verdict is Verdict.ANOTHER and shown is not None:
@@ -405,6 +412,20 @@ class Claims:
         if lost := {p: shown for p, (verdict, shown) in found.items() if verdict is Verdict.LOST and shown is not None}:
             raise self._lost(lost)
         return found
+
+    def _held_until_now(self, missing: Sequence[Partition]) -> dict[Partition, Shown]:
+        """What we know ourselves of rows that are gone, where the group shows less. What it shows of another store
+        stands."""
+        if self.name is None:
+            return {}
+        known = {p: Shown(h.next_offset, Source(self.name.kind, self.name.id, h.epoch)) for p, h in self._had.items()}
+        return {p: mine for p in missing if (mine := known.get(p)) and not self._shows_more(p, mine)}
+
+    def _shows_more(self, partition: Partition, mine: Shown) -> bool:
+        shown = self._shown.get(partition)
+        if shown is None or shown.source is None or self.name is None:
+            return False
+        return not shown.source.is_of(self.name) or shown.offset >= mine.offset
 
     def _asked(self, partitions: Sequence[Partition], stored: Positions) -> dict[Partition, Shown]:
         """What the Kafka group shows of them."""

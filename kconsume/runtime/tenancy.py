@@ -485,11 +485,15 @@ class Tenancy:
         earlier lane is still busy is asked for by itself, later: it holds up no other, and the answer is without it."""
         for holding in holdings.values():
             holding.state, holding.trouble = State.CLAIMING, None
-        errand = errand or self._claims.claim
+        errand = errand or self._claim_of(holdings)
         claim = Claim({p: h for p, h in holdings.items() if not h.is_awaited}, errand, pause)
         later = [Claim({p: h}, errand, pause) for p, h in holdings.items() if h.is_awaited]
         self._waiting.extend(each for each in (claim, *later) if each.holdings)
         return claim
+
+    def _claim_of(self, holdings: Mapping[Partition, Holding]) -> Errand:
+        had = {p: Position(h.stored or 0, h.epoch) for p, h in holdings.items() if h.epoch > 0}
+        return partial(self._claims.claim, had=had) if had else self._claims.claim
 
     def _send(self, claim: Claim) -> Future[Answers]:
         claim.answer = self._errands.send(partial(self._ask, claim))

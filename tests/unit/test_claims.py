@@ -566,6 +566,23 @@ class TestRowsThatAreMissing:
         store.delete(GROUP)
         assert ours.claim_all([ORDERS])[ORDERS].next_offset == 10
 
+    @pytest.mark.parametrize(("shown", "stood"), [(None, 15), (12, 15), (20, 20)])
+    def test_one_that_we_held_is_known_to_have_been_there_whatever_the_group_shows(
+        self, tmp_path: Path, shown: int | None, stood: int
+    ) -> None:
+        """The group shows nothing in the first second, and never where its rights refuse our commits."""
+        store, cluster = self.store(tmp_path), self.cluster()
+        ours = claims(store, cluster, orders="latest")
+        if shown is not None:
+            cluster.mirrored[ORDERS] = Committed(shown, None, note_of("A", name_of(store), 1))
+        found = ours.claim([ORDERS], 1, {ORDERS: Position(15, 1)})[ORDERS]
+        assert isinstance(found, Trouble)
+        assert f"it had orders/0 at {stood}, has no row now" in str(found.error)
+        assert store.load(GROUP, [ORDERS]) == {}
+        assert isinstance(ours.claim([ORDERS], 1)[ORDERS], Trouble), "it is not forgotten by the next claim"
+        store.delete(GROUP, [ORDERS])
+        assert ours.claim_all([ORDERS])[ORDERS].next_offset == 90, "which a user asked for"
+
     def test_one_that_another_member_has_had_since_the_survey_is_asked_for_again(self, tmp_path: Path) -> None:
         store, cluster = self.store(tmp_path), self.cluster()
         ours = claims(store, cluster)

@@ -10,7 +10,8 @@ from typing import TypeVar, cast, get_args
 import pytest
 
 from kconsume.backends import Position
-from kconsume.backends.abc import Refused
+from kconsume.backends.abc import Positions, Refused
+from kconsume.backends.claiming import Answers
 from kconsume.errors import Fenced, OffsetOutOfRange, StoreUnavailable, TooManyFailures, Undecided
 from kconsume.rebalance.listeners import Event, Listener, read_listener
 from kconsume.records import Partition
@@ -46,10 +47,13 @@ class Store:
         """Claimed by another, under a later generation than ours."""
         self.generations: list[int] = []
         """Under which we were asked."""
+        self.had: Positions | None = None
+        """What the last claim said of rows that were held until then."""
         self._epoch = 0
 
-    def claim(self, partitions: list[Partition], generation: int) -> Answers:
+    def claim(self, partitions: list[Partition], generation: int, had: Positions | None = None) -> Answers:
         self.generations.append(generation)
+        self.had = had
         return self._answer("claim", partitions)
 
     def reclaim(self, epochs: Mapping[Partition, int]) -> Answers:
@@ -355,6 +359,18 @@ def test_a_fenced_partition_whose_row_was_deleted_begins_anew(bench: Bench) -> N
     bench.tenancy.eject(bench.tenancy.holdings[A], Fenced("no row"))
     settle(bench, {A})
     assert bench.store.asked[1:] == [("claim", [A])]
+
+
+def test_a_claim_says_what_was_known_of_the_row_that_is_gone(bench: Bench) -> None:
+    bench.tenancy.assigned([A])
+    settle(bench, {A})
+    assert bench.store.had is None
+    holding = bench.tenancy.holdings[A]
+    holding.stored, epoch = 42, holding.epoch
+    bench.store.deleted = {A}
+    bench.tenancy.eject(holding, Fenced("no row"))
+    settle(bench, {A})
+    assert bench.store.had == {A: Position(42, epoch)}
 
 
 def test_what_answers_for_an_earlier_assignment_is_recognised(bench: Bench) -> None:
