@@ -7,17 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 
 from kconsume import App, DeadLetter, Record
 from kconsume.testing.services.kafka_local import LocalKafka
-from kconsume.testing.services.ports import free_port
+from tests.chaos.brokers import another, create
 from tests.chaos.form import TIMEOUT
 from tests.contract.test_outbox import alter
 from tests.contract.test_output import stored, texts
 from tests.fix_arena import QUICK, Arena
-from tests.fix_kafka import await_partitions, unique
+from tests.fix_kafka import unique
 from tests.liveness import assert_app_lives
 from tests.waiting import eventually
 
@@ -30,7 +28,7 @@ def test_a_dead_letter_waits_for_the_replicas_that_its_topic_asks_for_and_nothin
 ) -> None:
     """Until its topic asks for fewer, or the broker is back."""
     source, dead, group = unique("source"), unique("dead"), unique("group")
-    with LocalKafka() as first, alone(first, source, group) as arena, second_to(first) as second:
+    with LocalKafka() as first, alone(first, source, group) as arena, another(first) as second:
         create(arena.admin, dead, [[1, 2]], {"min.insync.replicas": "2"})
         app, seen = App(first.bootstrap, group=group, kafka={**QUICK, "message.timeout.ms": 2000}), list[str]()
 
@@ -76,25 +74,3 @@ def alone(kafka: LocalKafka, source: str, group: str) -> Iterator[Arena]:
     assert stored(arena, group, source) is None
     assert "__consumer_offsets" in arena.admin.list_topics(timeout=20).topics
     yield arena
-
-
-def second_to(first: LocalKafka) -> LocalKafka:
-    """Another broker of the same cluster, which has no controller of its own."""
-    port = free_port()
-    return LocalKafka(
-        port=port,
-        overrides={
-            "process.roles": "broker",
-            "node.id": "2",
-            "listeners": f"CLIENT://127.0.0.1:{port}",
-            "controller.quorum.voters": f"1@127.0.0.1:{first._controller_port}",
-        },
-    )
-
-
-def create(admin: AdminClient, name: str, replicas: list[list[int]], config: dict[str, str] | None = None) -> None:
-    """A topic whose partitions are on these brokers."""
-    admin.create_topics([NewTopic(name, len(replicas), replica_assignment=replicas, config=config or {})])[name].result(
-        20
-    )
-    await_partitions(admin, name, len(replicas))
