@@ -11,7 +11,6 @@ import pytest
 
 from kconsume.backends import Position
 from kconsume.backends.abc import Positions, Refused
-from kconsume.backends.claiming import Answers
 from kconsume.errors import Fenced, OffsetOutOfRange, StoreUnavailable, TooManyFailures, Undecided
 from kconsume.rebalance.listeners import Event, Listener, read_listener
 from kconsume.records import Partition
