@@ -295,7 +295,8 @@ class _Overheard(Policy):
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self.dead_letter, self.retry, self.goes_on = policy.dead_letter, policy.retry, policy.goes_on
+        self.dead_letter, self.retry = policy.dead_letter, policy.retry
+        self.goes_on, self.holds = policy.goes_on, policy.holds
         self.heard: list[BaseException] = []
 
     def verdict(self, error: BaseException) -> Verdict:

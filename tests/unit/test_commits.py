@@ -145,6 +145,7 @@ class Group(Source):
 
     def __init__(self) -> None:
         self.commit_results: list[CommitResult] = []
+        self._subscribed = True
 
     def commit(self, marks: Mapping[Partition, Mark]) -> None: ...
 
