@@ -57,7 +57,7 @@ UNREADABLE = b"\xff"
 def fill(job: Job, records: int, partitions: int, value: Callable[[int], bytes] = lambda _: b"x") -> None:
     """Add records to the job's topic, as many in each partition."""
     for partition in range(partitions):
-        produce(job.brokers, job.topic, map(value, range(records // partitions)), partition=partition)
+        produce(job.brokers, job.topic, map(value, range(records // partitions)), partition=partition, gaps=True)
 
 
 class Worker:

@@ -105,7 +105,7 @@ class Storm:
         def write() -> None:
             while not done.wait(1.0):
                 for partition in range(PARTITIONS):
-                    produce(self._asked.brokers, self._asked.topic, [b"x" * 400] * 80, partition=partition)
+                    produce(self._asked.brokers, self._asked.topic, [b"x" * 400] * 80, partition=partition, gaps=True)
                     written[partition] += 80
 
         writer = threading.Thread(target=write)

@@ -178,7 +178,7 @@ def test_answers_that_come_after_the_partitions_were_lost_and_assigned_anew_chan
 
     def more() -> None:
         for partition in range(2):
-            produce(brokers.direct, topic, [b"x"] * EACH, partition=partition)
+            produce(brokers.direct, topic, [b"x"] * EACH, partition=partition, gaps=True)
 
     def handled() -> int:
         return effects.distinct if form == "inside" else len(set(seen))

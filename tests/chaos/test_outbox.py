@@ -128,7 +128,7 @@ def test_a_broker_that_goes_while_the_outbox_fills_leaves_no_gap(effects_of: Eff
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
         for name in (source, target):
             create_topic(admin, name, 1)
-        produce(kafka.bootstrap, source, (str(n) for n in range(6_000)), partition=0)
+        produce(kafka.bootstrap, source, (str(n) for n in range(6_000)), partition=0, gaps=True)
         app, gate, most = App(kafka.bootstrap, group=group, offsets=effects.offsets, kafka=QUICK), threading.Event(), []
 
         @app.consume(source, to=target, chunk=20)
