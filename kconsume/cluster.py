@@ -106,8 +106,13 @@ _HAS_MEMBERS = {
     KafkaError.STALE_MEMBER_EPOCH,
     KafkaError.UNKNOWN_MEMBER_ID,
 }
-# Half of it is how long a client waits between its first connection and the next, 50 ms by default.
-_SOON: Mapping[str, ClientValue] = {"reconnect.backoff.ms": 20}
+_SOON: Mapping[str, ClientValue] = {
+    # Half of it is how long a client waits between its first connection and the next, 50 ms by default.
+    "reconnect.backoff.ms": 20,
+    # Some questions go to the broker that was named as the controller, which under KRaft is any of them. If that one
+    # dies, they wait for it until the brokers are asked for again: five minutes by default, and our patience is 10 s.
+    "topic.metadata.refresh.interval.ms": 5000,
+}
 
 
 _EDGES = {"earliest": OffsetSpec.earliest(), "latest": OffsetSpec.latest()}  # type: ignore[no-untyped-call]

@@ -12,6 +12,8 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from kconsume import App, Partition, Record
+from kconsume.cluster import Cluster
+from kconsume.errors import BrokerUnavailable
 from kconsume.settings import ClientValue
 from kconsume.testing.services.kafka_local import LocalKafka
 from tests.chaos.brokers import create, three_brokers
@@ -54,6 +56,7 @@ class Scene:
 
     def run(self, coordinator: LocalKafka) -> None:
         one, two = self.member(), self.member()
+        two.startup = 0  # or its block is entered only when the revoke is over
 
         @one.on_revoked
         def hold_up(partitions: Sequence[Partition]) -> None:
@@ -65,10 +68,13 @@ class Scene:
             eventually(lambda: self.effects.rows > 0, within=PATIENCE, what="it works")
             with two.running():
                 eventually(self.revoking.is_set, within=PATIENCE, what="it gives partitions up")
+                asked = self.clusters_that_ask(self.coordinator)
                 coordinator.kill()
                 self.killed.set()
                 self.write()
                 eventually(lambda: self.effects.distinct >= self.records, within=PATIENCE, what="all are handled")
+                for cluster in asked:
+                    eventually(lambda: is_answered(cluster, self.topic), within=60, what="another answers")  # noqa: B023
                 eventually(lambda: shares(one, two) == [2, 2], within=PATIENCE, what="they share")
                 assert_app_lives(
                     one, two, bootstrap=self.bootstrap, topic=self.topic, group=self.group, offsets=self.url,
@@ -77,6 +83,16 @@ class Scene:
         assert (self.effects.rows, self.effects.distinct) == (self.records + PARTITIONS,) * 2, "one effect each"
         for partition in range(PARTITIONS):
             assert self.effects.positions(partition) == list(range(2 * EACH + 1)), "in order"
+
+    def clusters_that_ask(self, broker: int) -> list[Cluster]:
+        """Who ask this broker for topic ids, as claims do: each answer of a broker names another as the controller."""
+        clusters = [Cluster(self.bootstrap) for _ in range(4)]
+        for cluster in clusters:
+            assert is_answered(cluster, self.topic)
+        for cluster in clusters:
+            admin = cluster._admin()
+            eventually(lambda: admin.list_topics(timeout=20).controller_id == broker, what="it is told to ask it")  # noqa: B023
+        return clusters
 
     def member(self) -> App:
         quick: dict[str, ClientValue] = {} if self.protocol == "consumer" else dict(QUICK)
@@ -103,6 +119,13 @@ def elsewhere(admin: AdminClient) -> tuple[str, int] | None:
     except KafkaException:  # it moves, or its topic is being made
         return None
     return (group, coordinator.id) if coordinator is not None and coordinator.id > 1 else None
+
+
+def is_answered(cluster: Cluster, topic: str) -> bool:
+    try:
+        return bool(cluster.topic_ids([topic]))
+    except BrokerUnavailable:
+        return False
 
 
 def shares(*apps: App) -> list[int]:
