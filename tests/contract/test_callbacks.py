@@ -23,6 +23,7 @@ from kconsume.runtime.tenancy import Tenancy
 from kconsume.settings import client_settings
 from kconsume.testing.embedded import KafkaControls
 from tests.fix_arena import PROTOCOLS, Arena
+from tests.liveness import assert_app_lives
 from tests.waiting import eventually
 
 
@@ -231,8 +232,11 @@ def assert_all_is_handled_by_the_next(shop: Shop) -> None:
     eventually(lambda: name not in {t.name for t in threading.enumerate()}, what="the client was closed")
     assert shop.passed() == set()
     shop.write()
-    with shop.member().running():
+    with shop.member().running() as app:
         eventually(lambda: not shop.missing(), what="all handled")
+        assert_app_lives(
+            app, bootstrap=shop.arena.bootstrap, topic=shop.topic, group=shop.group, offsets="kafka://", partitions=2
+        )
 
 
 # Signals

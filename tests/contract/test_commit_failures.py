@@ -26,6 +26,7 @@ from kconsume.runtime.source import Mark, Source
 from kconsume.runtime.tenancy import Tenancy
 from kconsume.testing.embedded import EmbeddedKafka, KafkaControls
 from tests.fix_arena import PROTOCOLS, Arena
+from tests.liveness import assert_app_lives
 from tests.waiting import eventually
 
 CLASSIC = ("cooperative", "eager")
@@ -99,6 +100,7 @@ class Shop:
         self.topic = arena.topic(2)
         self.written = 0
         self.seen: list[Place] = []
+        self.apps: list[App] = []
         self._group = open_store("kafka://", brokers=arena.bootstrap)
 
     def member(self, shutdown: float = 8.0, handle: Callable[[Record], None] | None = None) -> App:
@@ -115,6 +117,7 @@ class Shop:
             self.seen.append(Place(record.partition, record.offset))
 
         app.consume(self.topic, executor="thread")(handle or note)
+        self.apps.append(app)
         return app
 
     def run_until_it_fails(self, then: Callable[[], None] = lambda: None, app: App | None = None) -> None:
@@ -160,8 +163,14 @@ class Shop:
         return {Place(partition, n) for partition in range(2) for n in range(self.written)} - set(self.seen)
 
     def await_all(self, why: str) -> None:
+        """And one record more of each partition."""
         eventually(lambda: not self.missing(), what=f"all handled {why}")
         eventually(lambda: self.committed() == {0: self.written, 1: self.written}, what=f"all committed {why}")
+        self.written += 1
+        assert_app_lives(
+            *self.apps, bootstrap=self.arena.bootstrap, topic=self.topic, group=self.group, offsets="kafka://",
+            partitions=2,
+        )  # fmt: skip
 
     def catch_up(self) -> int:
         """Another process goes on; how many records that were."""

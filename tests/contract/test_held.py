@@ -15,6 +15,7 @@ from kconsume.errors import KconsumeError, OffsetOutOfRange, StartRequired, Topi
 from kconsume.runtime import loop, tenancy
 from kconsume.runtime.tenancy import Tenancy
 from tests.fix_arena import Arena
+from tests.liveness import assert_app_lives
 from tests.waiting import eventually
 
 
@@ -94,6 +95,7 @@ def test_one_partition_below_its_log_ends_no_member_and_goes_on_after_a_reset(
         store.reset(group, {Partition(topic, 1): 60})
         eventually(lambda: len(shop.of(1)) == 40, within=60, what="it goes on by itself")
         eventually(lambda: held(one, two) == {}, what="nothing is held")
+        assert_app_lives(one, two, bootstrap=arena.bootstrap, topic=topic, group=group, offsets=sqlite_url)
     assert shop.of(1) == [f"1:{n}" for n in range(60, 100)]
 
 

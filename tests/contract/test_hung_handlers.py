@@ -10,11 +10,13 @@ import psycopg
 import pytest
 
 from kconsume import App, Partition
+from kconsume.backends import open_store
 from kconsume.errors import TooManyFailures
 from kconsume.runtime.lanes import Lane
 from kconsume.testing.services import KafkaService
 from tests.fix_arena import QUICK
 from tests.fix_kafka import MakeTopic, produce
+from tests.liveness import assert_app_lives
 from tests.waiting import eventually
 
 VALUES = [str(n) for n in range(6)]
@@ -27,7 +29,9 @@ class Shop:
         self.topic, self.other = topic(1), topic(1)
         self.seen: list[str] = []
         self.hangs, self.end = threading.Event(), threading.Event()
-        self.app = App(kafka.bootstrap, group=group, offsets=offsets, kafka=QUICK, shutdown=2.0)
+        self.bootstrap, self.group = kafka.bootstrap, group
+        self.offsets = open_store(offsets, brokers=kafka.bootstrap)  # `memory://` is looked at by the store itself
+        self.app = App(kafka.bootstrap, group=group, offsets=self.offsets, kafka=QUICK, shutdown=2.0)
         produce(kafka.bootstrap, self.topic, VALUES, partition=0)
 
     def handle(self, value: str) -> None:
@@ -64,6 +68,14 @@ def comes_back(shop: Shop) -> None:
         try:
             shop.leave_and_return()
             eventually(lambda: shop.seen[-4:] == VALUES[2:], what="it goes on where the hung call began")
+            assert_app_lives(
+                shop.app,
+                bootstrap=shop.bootstrap,
+                topic=shop.topic,
+                group=shop.group,
+                offsets=shop.offsets,
+                partitions=1,
+            )
         finally:
             shop.end.set()
 

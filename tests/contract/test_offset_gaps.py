@@ -31,6 +31,7 @@ from kconsume.testing.embedded import KafkaControls
 from kconsume.testing.services import KafkaService
 from tests.fix_arena import QUICK
 from tests.fix_kafka import MakeTopic, produce, unique
+from tests.liveness import assert_app_lives
 from tests.waiting import eventually
 
 
@@ -141,7 +142,11 @@ class TestAFailoverThatLostItsTail:
         with app.running():
             self.run(lambda values: produce_with_gaps(kafka.bootstrap, name, values), seen, fail_over)
             eventually(lambda: "4" in effects(), what="the last record has its effect", within=60)
-        assert effects() == ["0", "1", "2", "3", "4"]
+            assert effects() == ["0", "1", "2", "3", "4"]
+            assert_app_lives(
+                app, bootstrap=kafka.bootstrap, topic=name, group=group, offsets=postgres_url, partitions=1
+            )
+        assert effects() == ["0", "1", "2", "3", "4", "x"]
 
     def test_redis_loses_nothing(self, kafka: KafkaService, topic: MakeTopic, group: str, redis_url: str) -> None:
         name, seen, over = topic(1), list[str](), threading.Event()
@@ -167,7 +172,9 @@ class TestAFailoverThatLostItsTail:
         with app.running():
             self.run(lambda values: produce_with_gaps(kafka.bootstrap, name, values), seen, fail_over)
             eventually(lambda: "4" in effects(), what="the last record has its effect", within=60)
-        assert sorted(effects()) == ["0", "1", "2", "3", "4"]
+            assert sorted(effects()) == ["0", "1", "2", "3", "4"]
+            assert_app_lives(app, bootstrap=kafka.bootstrap, topic=name, group=group, offsets=redis_url, partitions=1)
+        assert sorted(effects()) == ["0", "1", "2", "3", "4", "x"]
         client.close()
 
     @pytest.mark.parametrize("store", ["postgres", "redis"])

@@ -28,6 +28,7 @@ from tests.contract.test_failures_stores import Shop
 from tests.contract.test_output import everything
 from tests.contract.test_retry_topics import Stage
 from tests.fix_arena import Arena
+from tests.liveness import assert_app_lives
 from tests.waiting import eventually
 
 SOON = (0.3,)
@@ -93,7 +94,11 @@ def a_second_pass_has_every_effect_again(stage: Stage, rewind: Rewind) -> None:
         eventually(lambda: len(everything(stage.arena.bootstrap, rung)) == 2, what="it fails again, and is sent")
         send_again(stage.arena, rung)
         eventually(lambda: (stage.passed(source), stage.passed(rung)) == (3, 3), what="all are passed")
-    assert Counter(stage.effects()) == Counter("aabbcc"), "each once in each pass"
+        assert stage.shop is not None
+        assert_app_lives(
+            app, bootstrap=stage.arena.bootstrap, topic=source, group=stage.group, offsets=stage.shop.url, partitions=1
+        )
+    assert Counter(stage.effects()) == Counter("aabbccx"), "each once in each pass"
 
 
 @pytest.mark.parametrize(

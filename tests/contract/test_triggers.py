@@ -26,6 +26,7 @@ from kconsume.testing.services.kafka_local import LocalKafka
 from tests.contract.test_rebalance import holdings
 from tests.fix_arena import PROTOCOLS, Arena
 from tests.fix_kafka import await_partitions, produce, unique
+from tests.liveness import assert_app_lives
 from tests.waiting import eventually
 
 Kafka = Mapping[str, ClientValue]
@@ -186,6 +187,7 @@ def test_the_partitions_of_a_member_that_is_killed_come_to_the_survivor_with_all
         written = arena.fill(topic, 25)
         eventually(lambda: has(survivor) == every(topic, 4), what="its partitions come, when its session is over")
         members.see(topic, *written)
+        assert_app_lives(survivor, bootstrap=arena.bootstrap, topic=topic, group=group, offsets="kafka://")
 
 
 def test_a_handler_that_is_slower_than_the_poll_interval_costs_no_membership(
@@ -529,6 +531,7 @@ def test_a_coordinator_that_is_away_for_longer_than_a_session_costs_no_record(pr
             broker.broker_up(2)
             eventually(lambda: has(app) == every(topic, 4), what="back")
             members.see(topic, *written)
+            assert_app_lives(app, bootstrap=broker.bootstrap, topic=topic, group=group, offsets="kafka://")
 
 
 def test_a_real_coordinator_that_is_killed_and_restarted_costs_no_record_under_any_protocol() -> None:
@@ -549,3 +552,6 @@ def test_a_real_coordinator_that_is_killed_and_restarted_costs_no_record_under_a
         for members, app in zip(groups, apps, strict=True):
             members.see(topic, *(f"after {n}" for n in range(50)), within=60)
             eventually(lambda app=app: has(app) == every(topic, 2), within=60, what="it has all")  # type: ignore[misc]
+            assert_app_lives(
+                app, bootstrap=broker.bootstrap, topic=topic, group=members.group, offsets="kafka://", partitions=2
+            )

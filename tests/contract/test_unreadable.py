@@ -15,13 +15,14 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from kconsume import App, Batching, Partition
-from kconsume.backends import open_store
+from kconsume.backends import MemoryStore, OffsetStore, open_store
 from kconsume.errors import UnreadableBatch
 from kconsume.runtime import tenancy
 from kconsume.runtime.client_log import client_log
 from kconsume.settings import RECEIVE_LIMIT, ClientValue
 from kconsume.testing.services.kafka_local import LocalKafka
 from tests.fix_arena import Arena
+from tests.liveness import assert_app_lives
 from tests.waiting import eventually
 
 BATCHES, EACH = 5, 10
@@ -75,8 +76,19 @@ class Log:
             file.write(bytes([byte ^ 0xFF]))
 
 
-def member(arena: Arena, group: str, topic: str, seen: list[str], kafka: dict[str, ClientValue] | None = None) -> App:
-    app = arena.app(group, "memory://", kafka)
+def assert_lives(app: App, store: OffsetStore, arena: Arena, group: str, topic: str) -> None:
+    assert_app_lives(app, bootstrap=arena.bootstrap, topic=topic, group=group, offsets=store, partitions=2)
+
+
+def member(
+    arena: Arena,
+    group: str,
+    topic: str,
+    seen: list[str],
+    kafka: dict[str, ClientValue] | None = None,
+    store: OffsetStore | None = None,
+) -> App:
+    app = App(arena.bootstrap, group=group, offsets=store or "memory://", kafka=arena.quick(kafka or {}))
 
     @app.consume(topic)
     def handle(value: bytes) -> None:
@@ -99,7 +111,8 @@ def test_a_damaged_batch_holds_its_partition_until_it_is_mended_or_passed(
     log = Log(broker, topic, compression)
     log.flip()
     arena.produce(topic, ["good"], 0)
-    app = member(arena, group, topic, seen)
+    store = MemoryStore()
+    app = member(arena, group, topic, seen, store=store)
     with app.running():
         eventually(lambda: held(app) == {Partition(topic, 1): "unreadable_batch"}, what="it is held")
         eventually(lambda: len(seen) == BEFORE + 1, what="all before it, and the other partition, are handled")
@@ -109,6 +122,7 @@ def test_a_damaged_batch_holds_its_partition_until_it_is_mended_or_passed(
         log.flip()  # as by a replica that has the batch whole
         eventually(lambda: len(seen) == len(log.values) + 2, what="it goes on by itself")
         eventually(lambda: held(app) == {}, what="nothing is held")
+        assert_lives(app, store, arena, group, topic)
     assert [value for value in seen if value in log.values] == log.values
 
 
@@ -134,7 +148,8 @@ LARGE = "a" * 5000
 def test_a_record_above_a_limit_that_was_set_holds_its_partition_and_no_other(arena: Arena, group: str) -> None:
     topic, seen = arena.topic(2), list[str]()
     arena.produce(topic, ["before", LARGE, "behind"], 1)
-    app = member(arena, group, topic, seen, LIMITS)
+    store = MemoryStore()
+    app = member(arena, group, topic, seen, LIMITS, store)
     with pytest.raises(UnreadableBatch, match=rf"{topic}/1@1 has 5,000 bytes, more than {RECEIVE_LIMIT}=1512 .* Raise"):
         app.catch_up(idle=0.2)
     assert seen == ["before"]
@@ -145,6 +160,7 @@ def test_a_record_above_a_limit_that_was_set_holds_its_partition_and_no_other(ar
         app.seek(Partition(topic, 1), 2)
         eventually(lambda: seen == ["before", "other", "behind"], what="it goes on behind it")
         eventually(lambda: held(app) == {}, what="nothing is held")
+        assert_lives(app, store, arena, group, topic)
 
 
 def test_the_end_of_the_log_that_comes_with_it_does_not_pass_it(
