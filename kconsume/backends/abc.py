@@ -314,8 +314,8 @@ class OutboxStore(TransactionalStore, Protocol):
         tables are there when this returns."""
         ...
 
-    def forget_origins(self) -> None:
-        """Forget what was taken in long ago."""
+    def forget_origins(self) -> bool | None:
+        """Forget what was taken in long ago, as much as is done soon; whether there may be more."""
         ...
 
 

@@ -22,6 +22,9 @@ LEASE: Final = 10.0
 """Seconds for which one app sends what is nobody's; then another may."""
 KEPT_DAYS: Final = 7
 """How long an origin is known."""
+FORGOTTEN_AT_ONCE: Final = 10_000
+"""So many origins are forgotten in one statement: all that are due could be too many for one that must come to an end,
+and who takes the same origin in again waits for it."""
 
 _headers = msgspec.json.Decoder(list[tuple[str, bytes]])
 _as_json = msgspec.json.Encoder().encode
@@ -85,7 +88,9 @@ SQLITE_IS_OURS: Final = (
 )
 SQLITE_DELETE: Final = "delete from kconsume_outbox where id = ?"
 SQLITE_TAKE_IN: Final = "insert into kconsume_seen (group_id, origin, seen_at) values (?, ?, ?) on conflict do nothing"
-SQLITE_FORGET: Final = "delete from kconsume_seen where seen_at < ?"
+SQLITE_SEEN_TIME: Final = "create index if not exists kconsume_seen_time on kconsume_seen (seen_at)"
+SQLITE_FORGET: Final = f"""delete from kconsume_seen where (group_id, origin) in
+    (select group_id, origin from kconsume_seen where seen_at < ? order by seen_at limit {FORGOTTEN_AT_ONCE})"""
 SQLITE_HAS_STRAYS: Final = "select 1 from kconsume_outbox where group_id = '' limit 1"
 SQLITE_LEASE: Final = """update kconsume_schema set relay = ?1, relay_at = ?2
     where relay = ?1 or relay_at is null or relay_at < ?3"""

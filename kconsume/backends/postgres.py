@@ -28,6 +28,7 @@ from kconsume.backends.abc import AsyncTx, ClaimTerms, Position, Positions, Refu
 from kconsume.backends.claiming import Answers, fenced
 from kconsume.backends.outbox_table import (
     ALL_TARGETS,
+    FORGOTTEN_AT_ONCE,
     NO_TARGETS,
     NOBODYS,
     Posted,
@@ -301,9 +302,9 @@ class PostgresStore:
         self._desk_is_ready()
         return self._sql.post, postgres_rows("", NOBODYS, [outgoing])
 
-    def forget_origins(self) -> None:
+    def forget_origins(self) -> bool:
         with self._ours() as connection:
-            connection.execute(self._sql.forget)
+            return connection.execute(self._sql.forget).rowcount >= FORGOTTEN_AT_ONCE
 
     # For people and tools
 

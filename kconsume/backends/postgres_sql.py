@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from kconsume.backends.abc import ALWAYS
-from kconsume.backends.outbox_table import KEPT_DAYS, LEASE, POSTGRES_STEP
+from kconsume.backends.outbox_table import FORGOTTEN_AT_ONCE, KEPT_DAYS, LEASE, POSTGRES_STEP
 from kconsume.records import Partition
 
 VERSION = 2
@@ -35,10 +35,10 @@ insert into {schema}kconsume_schema (version) values (1);
 STEPS = (_CREATE, POSTGRES_STEP)
 """The step at index n makes version n + 1 out of version n."""
 
-ADDITIONS = 1
+ADDITIONS = 2
 """How many times something was added to the tables of this version that an earlier kconsume does not miss: columns that
-may be empty, tables that it does not know. So processes of both run side by side, whichever starts first; a change that
-they cannot share is a new version."""
+may be empty, tables and indexes that it does not know. So processes of both run side by side, whichever starts first; a
+change that they cannot share is a new version."""
 ADD = """\
 alter table {schema}kconsume_schema add column if not exists additions integer;
 alter table {schema}kconsume_offsets add column if not exists generation bigint;
@@ -48,6 +48,7 @@ create table if not exists {schema}kconsume_deleted (
     group_id text not null, topic text not null, partition integer not null, epoch bigint not null,
     deleted_at timestamptz not null default now(), primary key (group_id, topic, partition)
 );
+create index if not exists kconsume_seen_time on {schema}kconsume_seen (seen_at);
 update {schema}kconsume_schema set store_id = md5(random()::text || random()::text || clock_timestamp()::text)
     where store_id is null;
 """
@@ -301,7 +302,10 @@ class Statements:
 
     @property
     def forget(self) -> str:
-        return f"delete from {self._seen} where seen_at < now() - interval '{KEPT_DAYS} days'"
+        """Those that are known for longest. Several apps may be at it: none waits for what another deletes."""
+        return f"""delete from {self._seen} where ctid = any (array(
+            select ctid from {self._seen} where seen_at < now() - interval '{KEPT_DAYS} days'
+            order by seen_at limit {FORGOTTEN_AT_ONCE} for update skip locked))"""
 
     @property
     def lease(self) -> str:

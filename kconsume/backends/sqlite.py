@@ -215,10 +215,11 @@ class SqliteStore:
             (row,) = outbox_table.sqlite_rows("", outbox_table.NOBODYS, [outgoing], _now())
             return outbox_table.SQLITE_POST, row
 
-    def forget_origins(self) -> None:
+    def forget_origins(self) -> bool:
         with self._changing() as connection:
             long_ago = datetime.now(UTC) - timedelta(days=outbox_table.KEPT_DAYS)
-            connection.execute(outbox_table.SQLITE_FORGET, (long_ago.isoformat(),))
+            done = connection.execute(outbox_table.SQLITE_FORGET, (long_ago.isoformat(),))
+            return done.rowcount >= outbox_table.FORGOTTEN_AT_ONCE
 
     def reset(self, group: str, offsets: Mapping[Partition, int]) -> None:
         with self._changing() as connection:

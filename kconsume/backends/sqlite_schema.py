@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from kconsume.backends.outbox_table import SQLITE_STEP
+from kconsume.backends.outbox_table import SQLITE_SEEN_TIME, SQLITE_STEP
 
 # Texts of our own: a handler's "commit" must not find ours, already authorised, in the statement cache.
 BEGIN, COMMIT, ROLLBACK = "begin immediate -- kconsume", "commit -- kconsume", "rollback -- kconsume"
@@ -25,7 +25,7 @@ insert into kconsume_schema (version) values (1);
 """
 _STEPS = (_CREATE, SQLITE_STEP)
 """The step at index n makes version n + 1 out of version n."""
-_ADDITIONS = 1
+_ADDITIONS = 2
 """How many times something was added to the tables of this version that an earlier kconsume does not miss."""
 _COLUMNS = (
     ("kconsume_schema", "additions", "integer"),
@@ -78,6 +78,7 @@ def bring_up_to_date(connection: sqlite3.Connection) -> None:
                 if not _has_column(connection, table, column):
                     connection.execute(f"alter table {table} add column {column} {kind}")
             connection.execute(_DELETED)
+            connection.execute(SQLITE_SEEN_TIME)
             connection.execute(_NAME)
             connection.execute("update kconsume_schema set version = ?, additions = ?", (SCHEMA_VERSION, _ADDITIONS))
         connection.execute(COMMIT)

@@ -53,6 +53,7 @@ _SAID_EVERY = 30.0
 _PATIENCE = 2.0
 """Seconds without anything confirmed, after which who leaves does not wait any longer."""
 _FORGET_EVERY = 3600.0
+_FORGET_MORE_EVERY = 1.0
 
 
 class Blocked(NamedTuple):
@@ -400,8 +401,8 @@ class Relay:
         if strands[NOBODYS].is_under_way and now >= self._renew_at:
             self._strays(1, None)  # nobody else sends them while they are under way
         if now >= self._forget_at:
-            self._forget_at = now + _FORGET_EVERY
-            self._store.forget_origins()
+            more = self._store.forget_origins()
+            self._forget_at = now + (_FORGET_MORE_EVERY if more else _FORGET_EVERY)
 
 
 def _next_beat(now: float) -> float:

@@ -582,7 +582,7 @@ class TestSqlite:
         with pytest.raises(StoreError, match="schema version 99"):
             migrated(SqliteStore(table.store.path))
         assert "version 2: upgrade kconsume here" in shown(SqliteStore(table.store.path)).said
-        assert contents(table.store.path)["kconsume_schema"] == [(99, 0, None, None, 1, ANY)]
+        assert contents(table.store.path)["kconsume_schema"] == [(99, 0, None, None, 2, ANY)]
 
     def test_a_writer_that_does_not_queue_is_waited_for_and_then_named(
         self, table: Table, monkeypatch: pytest.MonkeyPatch
@@ -629,7 +629,7 @@ COLUMNS_2 = {
     "kconsume_schema": ["version", "last_epoch", "relay", "relay_at", "additions", "store_id"],
     "kconsume_seen": ["group_id", "origin", "seen_at"],
 }  # fmt: skip
-UP_TO_DATE = [(2, 41, None, None, 1, ANY)]
+UP_TO_DATE = [(2, 41, None, None, 2, ANY)]
 
 
 def columns(path: Path) -> dict[str, list[str]]:

@@ -94,7 +94,7 @@ def test_tables_that_are_there_are_tried_and_left_as_they_were(postgres_url: str
     }  # fmt: skip
     assert set(found(postgres_url)) == {"postgres-frozen"}
     assert everything(database) == before
-    assert before["kconsume_schema"] == [(2, 0, None, None, 1, ANY)]
+    assert before["kconsume_schema"] == [(2, 0, None, None, 2, ANY)]
 
 
 def test_tables_of_an_older_version_are_tried_in_the_new_one_and_left_as_they_were(

@@ -113,7 +113,7 @@ def test_a_migration_leaves_every_row_as_it_was(postgres_url: str, database: psy
     assert (done.version, done.changed) == (2, True)
     assert done.said.startswith("brought from version 1 to 2; ")
     assert rows(database) == before
-    assert database.execute("select * from kconsume_schema").fetchall() == [(2, 41, None, None, 1, ANY)]
+    assert database.execute("select * from kconsume_schema").fetchall() == [(2, 41, None, None, 2, ANY)]
     assert columns(database) == COLUMNS_2
 
 
@@ -152,7 +152,7 @@ def test_tables_of_the_version_before_are_added_to_and_it_goes_on_with_them(
     assert (done.version, done.changed) == (2, True)
     assert "earlier ones of that version do not mind" in done.said
     assert (rows(database), columns(database)) == (before, COLUMNS_2)
-    assert database.execute("select version, additions from kconsume_schema").fetchall() == [(2, 1)]
+    assert database.execute("select version, additions from kconsume_schema").fetchall() == [(2, 2)]
     assert not migrated(open_store(postgres_url)).changed
     assert shown(open_store(postgres_url)).sql is None
     # What the version before sends, also when it starts after us.
@@ -213,7 +213,7 @@ def many_migrate_at_once(url: str, database: psycopg.Connection, many: int = 6) 
             in_the_way.rollback()
         errors = [error for each in waiting if (error := each.exception(60)) is not None]
     assert not errors, errors
-    assert database.execute("select * from kconsume_schema").fetchall() == [(2, 41, None, None, 1, ANY)]
+    assert database.execute("select * from kconsume_schema").fetchall() == [(2, 41, None, None, 2, ANY)]
     assert (columns(database), rows(database)) == (COLUMNS_2, before)
 
 
