@@ -361,7 +361,7 @@ class PostgresStore:
     def _end_earlier_owners(self, group: str, epochs: Epochs) -> None:
         locks = [lock_of(self._sql.prefix, group, p) for p in epochs]
         values = {**_keys(group, epochs), "epochs": list(epochs.values()), "locks": locks}
-        end_earlier_owners(self._ours, self._sql, values)
+        end_earlier_owners(self._ours, self._sql, values, by_snapshot=self._at.isolation != ISOLATION[0])
 
     # Connections
 

@@ -18,7 +18,16 @@ import psycopg
 
 from kconsume.backends.postgres_address import Address
 from kconsume.backends.postgres_slots import Plain
-from kconsume.backends.postgres_sql import BLOCKERS, END_BLOCKER, MAY_END_OTHERS, MY_PID, WHOSE, Statements
+from kconsume.backends.postgres_sql import (
+    BLOCKERS,
+    END_BLOCKER,
+    ENTERING,
+    MAY_END_OTHERS,
+    MY_PID,
+    NOW,
+    WHOSE,
+    Statements,
+)
 from kconsume.backends.postgres_watch import watch
 from kconsume.errors import KconsumeError
 
@@ -32,15 +41,23 @@ Values: TypeAlias = Mapping[str, Any]
 Desk: TypeAlias = Callable[[], AbstractContextManager[Plain]]
 
 
-def end_earlier_owners(desk: Desk, sql: Statements, values: Values) -> None:
-    """Those that are still in a transaction on partitions that we have claimed, when the grace is over."""
-    began = time.monotonic()
+def end_earlier_owners(desk: Desk, sql: Statements, values: Values, *, by_snapshot: bool = False) -> None:
+    """Those that are still in a transaction on partitions that we have claimed, when the grace is over.
+
+    `by_snapshot`: transactions see the rows as of a moment before they have their lock. Whoever is between the two does
+    not see our claim, and is not seen by its lock yet: it is waited for.
+    """
+    began, since = time.monotonic(), None
     while True:
         with desk() as connection:
+            enters = False
+            if by_snapshot:  # first this, then who has the lock: it goes from the one to the other
+                since = since or connection.execute(NOW).fetchone()
+                enters = connection.execute(ENTERING, since).fetchone() is not None
             holders = {pid for (pid,) in connection.execute(sql.holders, values)}
-            if not holders:
+            if not holders and not (enters and time.monotonic() - began <= GRACE):
                 return
-            if time.monotonic() - began > GRACE:
+            if holders and time.monotonic() - began > GRACE:
                 for pid in holders:
                     _end(connection, pid, sql.end_holder, values, "was still in a transaction of an earlier epoch")
                 return

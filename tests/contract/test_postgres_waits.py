@@ -372,3 +372,46 @@ def test_the_watch_ends_when_nothing_is_watched(store: PostgresStore, monkeypatc
     with store._ours() as connection, watch.over(connection.pgconn, "here", ours=True):
         assert watch._thread is not None
     eventually(lambda: watch._thread is None, what="the thread ends")
+
+
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+def test_a_transaction_that_had_its_snapshot_before_the_claim_and_its_lock_after_it_is_ended(
+    postgres_url: str, database: psycopg.Connection, isolation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not see the claim, whose first look does not see it. Frozen, it would keep its rows for an hour."""
+    gate, is_there, may_end = 4242, threading.Event(), threading.Event()
+    slow = postgres_sql._LOCK.replace("select ", f"select pg_advisory_xact_lock({gate}), ", 1)
+    monkeypatch.setattr(postgres_zombies, "GRACE", 1.0)
+    database.execute("create table stock (left_over integer); insert into stock values (1)")
+    errors: list[BaseException] = []
+    with closing(PostgresStore(postgres_url, isolation=isolation)) as rival:
+        with monkeypatch.context() as patch, closing(PostgresStore(postgres_url, isolation=isolation)) as store:
+            patch.setattr(postgres_sql, "_LOCK", slow)
+            mine = claim(store)
+
+            def frozen() -> None:
+                try:
+                    with store.transaction(GROUP, ORDERS, mine.epoch) as tx:
+                        tx.connection.execute("update stock set left_over = 0")  # type: ignore[attr-defined]
+                        is_there.set()
+                        may_end.wait(60)
+                        tx.advance(0, 1)
+                except BaseException as error:  # noqa: BLE001
+                    errors.append(error)
+
+            def epoch() -> int:
+                return rival.load(GROUP, [ORDERS])[ORDERS].epoch
+
+            database.execute("select pg_advisory_lock(%s)", (gate,))
+            with behind(frozen):
+                waits = "select 1 from pg_locks where locktype = 'advisory' and not granted"
+                eventually(lambda: database.execute(waits).fetchone(), what="it has its snapshot and not its lock")
+                with behind(lambda: claim(rival, "rival")):
+                    eventually(lambda: epoch() > mine.epoch, what="the claim has raised the epoch")
+                    database.execute("select pg_advisory_unlock(%s)", (gate,))
+                    eventually(is_there.is_set, what="its handler runs")
+                database.execute("set lock_timeout = '5s'")
+                database.execute("update stock set left_over = left_over + 1")
+                may_end.set()
+    assert database.execute("select left_over from stock").fetchone() == (2,)
+    assert [type(error) for error in errors] == [StoreUnavailable]
