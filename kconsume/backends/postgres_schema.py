@@ -11,7 +11,7 @@ from psycopg import Connection, errors
 
 from kconsume.backends.postgres_address import Address
 from kconsume.backends.postgres_faults import store_error
-from kconsume.backends.postgres_sql import ADD, ADDITIONS, BEGIN_SCHEMA, STEPS, VERSION, Statements, quoted
+from kconsume.backends.postgres_sql import ADD, ADDITIONS, BEGIN_SCHEMA, OLDEST, STEPS, VERSION, Statements, quoted
 from kconsume.errors import ConfigurationError, StoreError
 
 _log = logging.getLogger("kconsume.stores")
@@ -22,6 +22,11 @@ _ALONE = "select pg_advisory_xact_lock(hashtextextended('kconsume schema', 0))"
 
 def ready(connection: Connection[tuple[Any, ...]], sql: Statements, address: Address) -> None:
     """Whether the tables are there in our version, with its additions; made or brought up to date if they are not."""
+    if (server := connection.info.server_version) < OLDEST:
+        raise ConfigurationError(
+            f"{address.shown} is PostgreSQL {server // 10000}, which cannot end a frozen consumer as kconsume does it: "
+            f"use PostgreSQL {OLDEST // 10000} or newer"
+        )
     try:
         version, additions = state_of(connection, sql)
         if version > VERSION:

@@ -35,6 +35,10 @@ insert into {schema}kconsume_schema (version) values (1);
 STEPS = (_CREATE, POSTGRES_STEP)
 """The step at index n makes version n + 1 out of version n."""
 
+OLDEST = 140000
+"""`server_version_num` of the first server that ends a backend and says whether it did (`pg_terminate_backend` with a
+timeout, by which we ask for the right to it)."""
+
 ADDITIONS = 2
 """How many times something was added to the tables of this version that an earlier kconsume does not miss: columns that
 may be empty, tables and indexes that it does not know. So processes of both run side by side, whichever starts first; a

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from kconsume.backends.postgres_address import Address
     from kconsume.backends.postgres_sql import Statements
 
-OLDEST = 140000
-"""`server_version_num` of the first version that ends a backend and says whether it did."""
 DESK = 2
 """Connections that a store has beside its pool, for claims."""
 
@@ -112,7 +110,7 @@ def _unusable(address: str, error: KconsumeError) -> Finding:
 
 def ask(connection: Connection[tuple[Any, ...]], sql: Statements, address: Address) -> Facts:
     """What a run would meet, as far as it makes sense to ask."""
-    from kconsume.backends.postgres_sql import MAY_END_ALL, MAY_END_OTHERS, VERSION
+    from kconsume.backends.postgres_sql import MAY_END_ALL, MAY_END_OTHERS, OLDEST, VERSION
 
     server = connection.info.server_version
     role, pid, standby, read_only, idle, commits, most = _one(connection, _SERVER)
@@ -285,6 +283,8 @@ def _one(
 
 def of_server(address: str, facts: Facts, pool: int) -> Iterator[Finding]:
     """What a server with these facts does to an app with so many connections."""
+    from kconsume.backends.postgres_sql import OLDEST
+
     if facts.server < OLDEST:
         yield Finding(
             "error", "postgres-too-old", address,

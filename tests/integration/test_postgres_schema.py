@@ -377,3 +377,18 @@ def test_a_missing_database_and_a_missing_app_are_sentences() -> None:
     nothing = command("migrate")
     assert nothing.returncode == 2
     assert "--offsets ADDRESS" in nothing.stderr
+
+
+def test_a_server_that_is_too_old_is_refused_before_anything_is_made(
+    postgres_url: str, database: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what it says of itself: of those before 14, `pg_terminate_backend` has one parameter, which is what fails."""
+    with monkeypatch.context() as patch:
+        patch.setattr(psycopg.ConnectionInfo, "server_version", property(lambda _: 130014))
+        patch.setattr(postgres_sql, "MAY_END_OTHERS", postgres_sql.MAY_END_OTHERS.replace("bigint", "no_such_type"))
+        with closing(open_store(postgres_url)) as store:
+            with pytest.raises(ConfigurationError, match=r"is PostgreSQL 13, .*: use PostgreSQL 14 or newer"):
+                store.groups()
+            with pytest.raises(ConfigurationError, match="use PostgreSQL 14 or newer"):
+                migrated(store)
+    assert columns(database) == {}
