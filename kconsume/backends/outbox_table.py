@@ -19,7 +19,8 @@ from kconsume.records import Headers, Partition
 NOBODYS: Final = Partition("", 0)
 """Of what a person has put into the outbox: any app that runs may send it. Its group is empty as well."""
 LEASE: Final = 10.0
-"""Seconds for which one app sends what is nobody's; then another may."""
+"""Seconds for which one app sends what is nobody's; then another may. So it may also if the lease was taken in what is
+the future by now: a clock that was put back would else keep it for as long."""
 KEPT_DAYS: Final = 7
 """How long an origin is known."""
 FORGOTTEN_AT_ONCE: Final = 10_000
@@ -93,7 +94,7 @@ SQLITE_FORGET: Final = f"""delete from kconsume_seen where (group_id, origin) in
     (select group_id, origin from kconsume_seen where seen_at < ? order by seen_at limit {FORGOTTEN_AT_ONCE})"""
 SQLITE_HAS_STRAYS: Final = "select 1 from kconsume_outbox where group_id = '' limit 1"
 SQLITE_LEASE: Final = """update kconsume_schema set relay = ?1, relay_at = ?2
-    where relay = ?1 or relay_at is null or relay_at < ?3"""
+    where relay = ?1 or relay_at is null or relay_at not between ?3 and ?4"""
 
 
 def sqlite_read(

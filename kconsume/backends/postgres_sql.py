@@ -315,7 +315,8 @@ class Statements:
     def lease(self) -> str:
         """Who may send what is nobody's, if there is something."""
         return f"""update {self._schema} set relay = %(owner)s, relay_at = now()
-            where (relay = %(owner)s or relay_at is null or relay_at < now() - interval '{LEASE} seconds')
+            where (relay = %(owner)s or relay_at is null
+                or relay_at not between now() - interval '{LEASE} seconds' and now() + interval '{LEASE} seconds')
               and exists (select 1 from {self._outbox} where group_id = '')"""
 
     @property

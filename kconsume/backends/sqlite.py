@@ -205,8 +205,9 @@ class SqliteStore:
             if door.connection.execute(outbox_table.SQLITE_HAS_STRAYS).fetchone() is None:
                 return []
         with self._changing() as connection:
-            lapsed = (datetime.now(UTC) - timedelta(seconds=outbox_table.LEASE)).isoformat()
-            if connection.execute(outbox_table.SQLITE_LEASE, (owner, _now(), lapsed)).rowcount != 1:
+            now, lease = datetime.now(UTC), timedelta(seconds=outbox_table.LEASE)
+            times = [moment.isoformat() for moment in (now, now - lease, now + lease)]
+            if connection.execute(outbox_table.SQLITE_LEASE, (owner, *times)).rowcount != 1:
                 return []
             return _posted(connection.execute(*outbox_table.sqlite_read("", outbox_table.NOBODYS, most, targets)))
 

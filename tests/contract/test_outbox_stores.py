@@ -168,7 +168,7 @@ GUARDS: list[tuple[str, str, str, Promise]] = [
     ),
     ("SQLITE_DELETE", "where id = ?", "where id <= ?", B.test_what_was_delivered_is_gone_and_nothing_else),
     ("SQLITE_STEP", "autoincrement", "", B.test_a_number_is_never_given_out_again),
-    ("SQLITE_LEASE", "relay_at < ?3", "?3 > ''", B.test_what_is_nobody_s_has_one_sender_at_a_time),
+    ("SQLITE_LEASE", "relay_at not between ?3 and ?4", "?3 < ?4", B.test_what_is_nobody_s_has_one_sender_at_a_time),
     ("SQLITE_FORGET", "seen_at < ?", "seen_at > ?", B.test_an_origin_is_taken_in_once_by_each_group),
 ]
 
