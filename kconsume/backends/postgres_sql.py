@@ -360,7 +360,7 @@ NOW = "select clock_timestamp()"
 # Whoever asks for its lock now, in a transaction that began before that time. The pattern does not match itself, for
 # others may be asking this too.
 ENTERING = """select 1 from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()
-    and state = 'active' and xact_start <= %s and query ~ '[p]g_advisory_xact_lock_shared' limit 1"""
+    and state = 'active' and xact_start <= %s and query ~ 'advisory[_]xact_lock_shared' limit 1"""
 MY_PID = "select pg_backend_pid()"
 WHOSE = "select usename, current_user from pg_stat_activity where pid = %(pid)s"
 """The role of a backend, and ours."""
