@@ -47,17 +47,20 @@ class Job:
 class Work(Protocol):
     """Makes a topic with that many records, and the job to handle them."""
 
-    def __call__(self, offsets: str, records: int, partitions: int, *flags: str) -> Job: ...
+    def __call__(self, offsets: str, records: int, partitions: int, *flags: str, gaps: bool = True) -> Job: ...
 
 
 UNREADABLE = b"\xff"
 """A value that no handler can decode."""
 
 
-def fill(job: Job, records: int, partitions: int, value: Callable[[int], bytes] = lambda _: b"x") -> None:
-    """Add records to the job's topic, as many in each partition."""
+def fill(
+    job: Job, records: int, partitions: int, value: Callable[[int], bytes] = lambda _: b"x", *, gaps: bool = True
+) -> None:
+    """Add records to the job's topic, as many in each partition. `gaps`: with transaction markers between them, but for
+    tests that name offsets."""
     for partition in range(partitions):
-        produce(job.brokers, job.topic, map(value, range(records // partitions)), partition=partition, gaps=True)
+        produce(job.brokers, job.topic, map(value, range(records // partitions)), partition=partition, gaps=gaps)
 
 
 class Worker:

@@ -95,7 +95,7 @@ def let_both_work(job: Job, workers: Fleet, effects: PostgresEffects, *members: 
     workers.await_work(
         lambda: all(len(worker.causes) == half for worker in members), within=PATIENCE, what="they share"
     )
-    fill(job, RECORDS, PARTITIONS)
+    fill(job, RECORDS, PARTITIONS, gaps=False)
     workers.await_work(lambda: all(effects.by(worker.name) for worker in members), within=PATIENCE, what="both work")
 
 
@@ -117,7 +117,7 @@ def test_a_member_that_reaches_kafka_and_not_its_store_stands_still_with_a_cause
         other = workers.grow()
         let_both_work(job, workers, effects, cut_off, other)
         getattr(database_wire, way)()
-        fill(job, RECORDS, PARTITIONS)
+        fill(job, RECORDS, PARTITIONS, gaps=False)
         each = 2 * RECORDS // PARTITIONS
         workers.await_work(
             lambda: all(len(effects.positions(p.number)) == each for p in other.causes),
@@ -146,12 +146,12 @@ def test_a_member_that_reaches_its_store_and_not_kafka_is_replaced_and_comes_bac
         cut_off, other = workers.grow(brokers=brokers.wired), workers.grow()
         let_both_work(job, workers, effects, cut_off, other)
         getattr(brokers.wire, way)()
-        fill(job, RECORDS, PARTITIONS)
+        fill(job, RECORDS, PARTITIONS, gaps=False)
         workers.await_work(lambda: effects.distinct >= 2 * RECORDS, within=PATIENCE, what="the other does the rest")
         claims, before = cut_off.log.count(ASSIGNED), effects.by(cut_off.name)
         brokers.wire.mend()
         workers.await_work(lambda: cut_off.log.count(ASSIGNED) > claims, within=PATIENCE, what="the one is back")
-        fill(job, RECORDS, PARTITIONS)
+        fill(job, RECORDS, PARTITIONS, gaps=False)
         check(workers, effects, 3 * RECORDS)
         assert effects.by(cut_off.name) > before
 
@@ -178,7 +178,7 @@ def test_answers_that_come_after_the_partitions_were_lost_and_assigned_anew_chan
 
     def more() -> None:
         for partition in range(2):
-            produce(brokers.direct, topic, [b"x"] * EACH, partition=partition, gaps=True)
+            produce(brokers.direct, topic, [b"x"] * EACH, partition=partition)
 
     def handled() -> int:
         return effects.distinct if form == "inside" else len(set(seen))

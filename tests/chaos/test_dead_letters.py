@@ -205,7 +205,7 @@ def kill_and_finish(
 ) -> Hits:
     """`first_in`: where one each is hit before the others, whatever comes. `in_peace`: those that are left may end what
     they have begun."""
-    fill(job, records.filled, PARTITIONS, value_at)
+    fill(job, records.filled, PARTITIONS, value_at, gaps=False)
     chance, hits, expected = printed_seed(), Hits(), len(records.all - records.dead)
     with fleet(job) as workers:
         for _ in range(2):

@@ -51,7 +51,7 @@ def test_a_partition_that_is_paused_or_held_is_reported_with_its_cause(
 
 
 def test_a_worker_whose_handlers_do_not_end_is_reported_across_processes(postgres_url: str, work: Work) -> None:
-    job = work(PostgresEffects(postgres_url).offsets, 2, 2, "--work=60", "--shutdown=1")
+    job = work(PostgresEffects(postgres_url).offsets, 2, 2, "--work=60", "--shutdown=1", gaps=False)
     with fleet(job) as workers:
         worker = workers.grow()
         eventually(lambda: "handler_running" in str(worker.causes), what="its handlers run")

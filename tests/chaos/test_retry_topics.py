@@ -86,7 +86,7 @@ def expected(each: int) -> tuple[set[Place], set[Place]]:
 
 def test_whatever_is_killed_each_record_has_one_effect_or_is_dead(scene: Scene) -> None:
     job, (good, dead) = scene.job(), expected(EACH + 1)
-    fill(job, EACH * PARTITIONS, PARTITIONS)
+    fill(job, EACH * PARTITIONS, PARTITIONS, gaps=False)
     with fleet(job) as workers:
         for _ in range(2):
             workers.grow()
@@ -110,7 +110,7 @@ def test_what_is_sent_again_by_the_next_owner_has_one_effect_because_it_is_taken
 ) -> None:
     died, (good, dead) = tmp_path / "died", expected(FEW + 1)
     job = scene.job(f"--die-once={died}", *flags)
-    fill(job, FEW * PARTITIONS, PARTITIONS)
+    fill(job, FEW * PARTITIONS, PARTITIONS, gaps=False)
     with fleet(job) as workers:
         first = workers.grow()
         first.process.wait(PATIENCE)
