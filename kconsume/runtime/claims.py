@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Literal, NamedTuple, TypeAlias
@@ -91,8 +90,6 @@ class Claims:
         show it yet, or never, because it refuses our commits."""
         self.is_new = False
         """Whether the cluster was asked for the group and knows none: then it has no offset of it either."""
-        self.over = threading.Event()
-        """Set when nothing more will be asked for."""
 
     def survey(self, topics: Iterable[str], matches: Callable[[str], bool] | None = None) -> None:
         """What there is, before we join; `TopicNotFound` if one is not there. `matches`: of a consumer that names no
@@ -113,16 +110,8 @@ class Claims:
             self.answered, self.unanswered = True, None
 
     def make_topics(self, wanted: Mapping[str, str]) -> None:
-        """Make those that are not there, each like the topic it is named with. Waits for brokers that are away."""
-        pause = 0.5
-        while True:
-            try:
-                return self._cluster.make_topics(wanted)
-            except BrokerUnavailable as error:
-                _log.warning("retry topics cannot be looked for yet, again_in=%.1fs cause=%s", pause, error)
-            if self.over.wait(pause):
-                return None
-            pause = min(2 * pause, 5.0)
+        """Make those that are not there, each like the topic it is named with."""
+        self._cluster.make_topics(wanted)
 
     def must_be_alone(self) -> None:
         """Refuse partitions that a person chose in a group whose members are given theirs."""

@@ -139,7 +139,6 @@ class Engine:
 
     def give_up(self) -> None:
         """No chunk will follow; an `async def` that still runs is cancelled. Also while the owner thread hangs."""
-        self._claims.over.set()
         for lanes in self._lanes.values():
             lanes.close()
 

@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
-from kconsume import App, DeadLetter, Record
+from kconsume import App, DeadLetter, Record, RetryTopics
 from kconsume.cluster import Cluster
 from kconsume.errors import BrokerUnavailable, ConfigurationError
 from kconsume.settings import ClientValue
@@ -35,7 +35,11 @@ def test_a_wrong_address_is_an_error_that_names_it(group: str, monkeypatch: pyte
         app.catch_up()
 
 
-@pytest.mark.parametrize("consume", [{}, {"on_error": DeadLetter("orders.dead")}, {"partitions": [0]}])
+@pytest.mark.parametrize(
+    "consume",
+    [{}, {"on_error": DeadLetter("orders.dead")}, {"partitions": [0]}, {"retry": RetryTopics((0.1,))}],
+    ids=["alone", "dead-letter", "partitions", "retry-topics"],
+)
 def test_brokers_that_are_silent_at_the_start_are_asked_once(
     consume: dict[str, Any], group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
