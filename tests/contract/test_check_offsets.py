@@ -46,6 +46,7 @@ def refusal(app: App, kind: type[OffsetError]) -> str:
     return str(refused.value)
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize(("stored", "begins"), [(2, 5), (99, 0)], ids=["below", "above"])
 def test_an_offset_that_is_not_in_the_log_is_found_before_the_run(
     arena: Arena, group: str, offsets: str, stored: int, begins: int

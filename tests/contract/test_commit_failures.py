@@ -6,6 +6,7 @@ The protocols of a case are those under which a broker gives that answer.
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -57,6 +58,12 @@ ENDS = {error: fix for error, fix in REFUSED.items() if error != KafkaError.TOPI
 
 def named(value: object) -> str | None:
     return KafkaError(value).name() if isinstance(value, int) and value else None
+
+
+@pytest.fixture(autouse=True)
+def _commits_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Also what is no warning: a commit that meets a rebalance."""
+    caplog.set_level(logging.INFO, logger="kconsume.commits")
 
 
 @pytest.fixture
