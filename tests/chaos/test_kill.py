@@ -52,11 +52,11 @@ def test_control_effects_outside_the_offsets_transaction_are_there_twice_after_a
 def test_killed_consumers_lose_nothing_with_kafka_offsets_and_repeat_a_window_at_most(
     work: Work, tmp_path: Path
 ) -> None:
-    """Without the clock, which commits sooner where handlers are slow. They stop two windows ahead of what is
-    committed, so that what comes again does not depend on how long a commit takes."""
+    """Without the clock, which commits sooner where handlers are slow; so one more record is not committed. They
+    stop two windows ahead of what is committed, so that what comes again does not depend on how long a commit takes."""
     effects, kills = FileEffects(tmp_path / "seen.txt"), form(short=3, long=20)
     job = work(effects.offsets, RECORDS, PARTITIONS, "--window", str(WINDOW), "--chunk", "10", gaps=False)
-    hits = kill_and_finish(job, effects, kills, phases=(Phase.HANDLER,), exactly=False)
+    hits = kill_and_finish(job, effects, kills, phases=(Phase.HANDLER,), exactly=False, lives=False)
     assert hits[Phase.HANDLER] > 0
     assert 0 < max(effects.repeats) <= 2 * WINDOW + 1
 
@@ -67,7 +67,7 @@ def test_control_without_the_window_nothing_is_committed_before_the_clock(work: 
         effects.offsets, RECORDS, PARTITIONS, "--window", str(WINDOW), "--chunk", "10", "--no-window", gaps=False
     )
     with pytest.raises(AssertionError, match=r"ended by itself with 1(?s:.*)a commit, with a window finished"):
-        kill_and_finish(job, effects, 0, exactly=False)
+        kill_and_finish(job, effects, 0, exactly=False, lives=False)
 
 
 def kill_and_finish(
@@ -78,6 +78,7 @@ def kill_and_finish(
     records: int = RECORDS,
     phases: Sequence[Phase] = INSIDE,
     exactly: bool = True,
+    lives: bool = True,
 ) -> Hits:
     chance = printed_seed()
     with fleet(job) as workers:
@@ -89,7 +90,8 @@ def kill_and_finish(
             within=PATIENCE,
             what="every record has its effect",
         )
-        workers.assert_liveness(PARTITIONS)
+        if lives:
+            workers.assert_liveness(PARTITIONS)
     if exactly:
         assert (effects.rows, effects.distinct) == (records + PARTITIONS,) * 2, "rows = distinct = produced"
     return hits

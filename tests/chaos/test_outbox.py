@@ -53,7 +53,7 @@ def test_killed_consumers_send_all_of_it_in_order_and_who_drops_repeats_has_each
     effects_of: EffectsOf, work: Work, topic: MakeTopic, store: str
 ) -> None:
     effects, target = cast(Effects, effects_of(store)), topic(2)
-    job = work(effects.offsets, RECORDS, PARTITIONS, f"--to={target}")
+    job = work(effects.offsets, RECORDS, PARTITIONS, f"--to={target}", gaps=False)
     with fleet(job) as workers:
         kill_and_finish(job, effects, workers)
     sent = everything(job.brokers, target)
@@ -67,7 +67,7 @@ def test_with_rows_deleted_before_they_are_confirmed_a_kill_loses_some(
 ) -> None:
     """The control: the same kills, and the same look at what is there."""
     effects, target = cast(Effects, effects_of("sqlite")), topic(2)
-    job = work(effects.offsets, RECORDS, PARTITIONS, f"--to={target}", "--delete-first")
+    job = work(effects.offsets, RECORDS, PARTITIONS, f"--to={target}", "--delete-first", gaps=False)
     with fleet(job) as workers:
         kill_and_finish(job, effects, workers, kills=1)
     with pytest.raises(AssertionError, match="nothing is missing"):
@@ -79,7 +79,7 @@ def test_a_frozen_consumer_that_wakes_after_its_partitions_moved_puts_nothing_ou
     effects_of: EffectsOf, work: Work, topic: MakeTopic, store: str
 ) -> None:
     effects, target = cast(Effects, effects_of(store)), topic(2)
-    job = work(effects.offsets, RECORDS, PARTITIONS, f"--to={target}", "--slow-to-notice")
+    job = work(effects.offsets, RECORDS, PARTITIONS, f"--to={target}", "--slow-to-notice", gaps=False)
     with fleet(job) as workers:
         zombie = workers.grow()
         workers.await_work(lambda: effects.rows > RECORDS // 8, within=PATIENCE, what="the first owner works")
@@ -91,7 +91,7 @@ def test_a_frozen_consumer_that_wakes_after_its_partitions_moved_puts_nothing_ou
             print(zombie.log, successor.log)  # noqa: T201  (shown when the test fails)
             raise
         zombie.wake()
-        fill(job, MORE, PARTITIONS)
+        fill(job, MORE, PARTITIONS, gaps=False)
         workers.await_work(
             lambda: effects.distinct == RECORDS + MORE and waiting(effects) == 0,
             within=PATIENCE,
@@ -128,7 +128,7 @@ def test_a_broker_that_goes_while_the_outbox_fills_leaves_no_gap(effects_of: Eff
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
         for name in (source, target):
             create_topic(admin, name, 1)
-        produce(kafka.bootstrap, source, (str(n) for n in range(6_000)), partition=0, gaps=True)
+        produce(kafka.bootstrap, source, (str(n) for n in range(6_000)), partition=0)
         app, gate, most = App(kafka.bootstrap, group=group, offsets=effects.offsets, kafka=QUICK), threading.Event(), []
 
         @app.consume(source, to=target, chunk=20)

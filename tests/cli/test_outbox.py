@@ -99,6 +99,7 @@ def stuck(real: Arena, topic: MakeTopic, group: str, database_of: Shop) -> Block
     return Blocked(real, topic, group, database_of)
 
 
+@pytest.mark.dense
 def test_what_waits_is_listed_with_what_blocks_it(stuck: Blocked) -> None:
     with stuck.app.running():
         stuck.wait()
@@ -143,6 +144,7 @@ def test_a_row_that_is_dropped_is_never_sent_and_those_behind_it_are(stuck: Bloc
     assert "has no row" in stuck.run("drop", number, "--yes", code=2).output
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("running", [True, False], ids=["while it runs", "while it is stopped"])
 def test_a_row_that_is_written_to_a_dead_letter_topic_is_there_with_all_of_it(stuck: Blocked, running: bool) -> None:
     with stuck.app.running():
@@ -175,6 +177,7 @@ def _dlq_list(stuck: Blocked) -> str:
     return CliRunner().invoke(commands, ["dlq", "list", *where]).output
 
 
+@pytest.mark.dense
 def test_a_dead_letter_that_waits_stays_the_letter_that_it_is(stuck: Blocked) -> None:
     with stuck.app.running():
         stuck.wait()

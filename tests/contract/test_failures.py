@@ -406,6 +406,7 @@ def real(kafka: KafkaService) -> Iterator[Arena]:
     arena.clean_up()
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("form", ["thread", "async", "batch", "swift"])
 def test_a_dead_letter_topic_that_is_missing_holds_the_lane_until_it_is_made(
     real: Arena, group: str, form: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

@@ -154,6 +154,7 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     return offsets
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("form", FORMS)
 def test_a_partition_that_is_taken_away_waits_for_its_letters_and_is_handed_over_behind_them(
     real: Arena, group: str, gate: Gate, handed_over: dict[int, int], form: str

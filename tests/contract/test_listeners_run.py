@@ -106,6 +106,7 @@ def lost_is_told_and_not_saved(
     assert (lost.reason, {p.number for p in lost.gone}) == ("lost", {0, 1})
 
 
+@pytest.mark.dense
 def test_lost_partitions_are_told_as_lost_and_nothing_of_them_is_saved(
     arena: Arena,
     group: str,
@@ -182,6 +183,7 @@ def test_an_async_listener_is_awaited_on_the_loop_of_the_handlers(arena: Arena, 
     assert set(events) == {f"kconsume-loop-{group}"}
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("event", ["on_assigned", "on_revoked", "on_lost"])
 def test_a_listener_that_raises_is_reported_and_harms_nobody(
     arena: Arena, group: str, event: str, sqlite_url: str, caplog: pytest.LogCaptureFixture

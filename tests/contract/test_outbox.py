@@ -459,6 +459,7 @@ def test_a_topic_that_is_not_there_holds_what_is_sent_to_it_until_it_is_made(
     assert f"topic {missing!r} does not exist on" in said[0]
 
 
+@pytest.mark.dense
 def test_a_record_too_large_for_its_topic_is_held_with_those_behind_it_until_it_is_taken(
     real: Arena, topic: MakeTopic, group: str, shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -539,6 +540,7 @@ def test_a_full_outbox_holds_the_handler_until_there_is_room(
     assert rows(shop) == 0
 
 
+@pytest.mark.dense
 def test_partitions_that_move_between_members_repeat_nothing(real: Arena, group: str, shop: Shop) -> None:
     source, out = real.topic(4), real.topic(2)
 

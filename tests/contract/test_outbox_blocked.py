@@ -89,6 +89,7 @@ def sending_one_too_large(
     return app, source, out
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_a_row_too_large_for_its_topic_is_passed_by_none(
     real: Arena, topic: MakeTopic, group: str, shop: Shop, partitions: int, caplog: pytest.LogCaptureFixture
@@ -197,6 +198,7 @@ def test_a_missing_dead_letter_topic_does_not_stop_what_the_handler_sends(
     assert f"topic {missing!r} does not exist on" in said
 
 
+@pytest.mark.dense
 def test_while_the_client_waits_for_a_topic_other_topics_go_on(real: Arena, group: str, shop: Shop) -> None:
     """By default it believes for 30 s that a topic may appear, and says nothing of its records meanwhile."""
     source, out, missing = real.topic(1), real.topic(1), unique("missing")

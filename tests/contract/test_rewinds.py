@@ -101,6 +101,7 @@ def a_second_pass_has_every_effect_again(stage: Stage, rewind: Rewind) -> None:
     assert Counter(stage.effects()) == Counter("aabbccx"), "each once in each pass"
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize(
     ("store", "form", "rewind"),
     [
@@ -119,6 +120,7 @@ def test_what_fails_after_a_rewind_is_tried_again_as_in_the_first_pass(
     a_second_pass_has_every_effect_again(Stage(real, group, form, Shop(url)), rewind)
 
 
+@pytest.mark.dense
 def test_control_without_the_reset_in_what_is_remembered_it_vanishes(
     real: Arena, group: str, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,7 @@ def files(folder: Path) -> tuple[str, str]:
     return f"sqlite:///{folder}/one.db", f"sqlite:///{folder}/two.db"
 
 
+@pytest.mark.dense
 def test_the_second_is_refused_with_the_choices_and_the_first_goes_on(arena: Arena, group: str, tmp_path: Path) -> None:
     topic, (here, there) = arena.topic(2), files(tmp_path)
     one, first = deployment(arena, group, topic, here)
@@ -79,6 +80,7 @@ def test_a_group_that_was_moved_with_its_offsets_goes_on_in_the_other_store(
         one.catch_up(idle=0.1)  # the old one, started again by mistake
 
 
+@pytest.mark.dense
 def test_control_without_the_look_the_second_begins_again(
     arena: Arena, group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +142,7 @@ THE_REST = ["3", "4", "5", "6", "7"]
 Behind = Callable[[str], str]
 
 
+@pytest.mark.dense
 def test_a_file_that_is_gone_skips_nothing(real: Arena, group: str, tmp_path: Path, behind: Behind) -> None:
     here, _ = files(tmp_path)
     topic = behind(here)
@@ -151,6 +154,7 @@ def test_a_file_that_is_gone_skips_nothing(real: Arena, group: str, tmp_path: Pa
     assert latest(real, group, topic, here) == THE_REST
 
 
+@pytest.mark.dense
 def test_control_without_the_look_it_skips_five_records(
     real: Arena, group: str, tmp_path: Path, behind: Behind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +165,7 @@ def test_control_without_the_look_it_skips_five_records(
     assert latest(real, group, topic, here) == []
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("store", ["postgres", "redis", "sqlite"])
 def test_a_row_that_is_gone_skips_nothing_and_one_that_was_deleted_begins_where_start_says(
     request: pytest.FixtureRequest, real: Arena, group: str, store: str, behind: Behind
@@ -188,6 +193,7 @@ def lose_rows(url: str) -> None:
             database.execute("delete from kconsume_offsets")
 
 
+@pytest.mark.dense
 def test_a_row_that_is_gone_holds_its_partition_alone_until_somebody_chooses(
     real: Arena, group: str, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,6 +223,7 @@ def held(app: App) -> dict[Partition, str]:
     return {p: trouble.code for engine in engines for p, trouble in engine.loop.snapshot.held.items()}
 
 
+@pytest.mark.dense
 def test_a_redis_that_was_emptied_skips_nothing(real: Arena, group: str, redis_url: str, behind: Behind) -> None:
     topic = behind(redis_url)
     with redis.Redis.from_url(redis_url) as client:
@@ -225,6 +232,7 @@ def test_a_redis_that_was_emptied_skips_nothing(real: Arena, group: str, redis_u
         latest(real, group, topic, redis_url)
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("store", ["postgres", "redis"])
 def test_a_standby_that_lacked_the_last_commits_is_gone_on_with(
     request: pytest.FixtureRequest,
@@ -247,6 +255,7 @@ def test_a_standby_that_lacked_the_last_commits_is_gone_on_with(
     assert f"{topic}/0@1 (committed 2)" in caplog.text
 
 
+@pytest.mark.dense
 def test_rows_that_were_deleted_after_a_run_begin_where_start_says(
     real: Arena, group: str, postgres_url: str, behind: Behind, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -260,6 +269,7 @@ def test_rows_that_were_deleted_after_a_run_begin_where_start_says(
     assert f"{topic}/0@0 (committed 2) reason={Verdict.DELETED.value}" in caplog.text
 
 
+@pytest.mark.dense
 def test_a_restored_backup_of_a_file_is_gone_on_with(
     real: Arena, group: str, tmp_path: Path, behind: Behind, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -275,6 +285,7 @@ def test_a_restored_backup_of_a_file_is_gone_on_with(
     assert f"{topic}/0@2 (committed 7)" in caplog.text
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("is_behind", [False, True])
 def test_a_copy_of_a_file_is_gone_on_with_unless_it_is_behind(
     real: Arena, group: str, tmp_path: Path, behind: Behind, *, is_behind: bool
@@ -291,6 +302,7 @@ def test_a_copy_of_a_file_is_gone_on_with_unless_it_is_behind(
         assert latest(real, group, topic, there) == THE_REST
 
 
+@pytest.mark.dense
 def test_two_databases_behind_one_address_are_two_stores(
     real: Arena, group: str, postgres_url: str, behind: Behind
 ) -> None:
@@ -305,6 +317,7 @@ def test_two_databases_behind_one_address_are_two_stores(
     assert latest(real, group, topic, postgres_url) == THE_REST
 
 
+@pytest.mark.dense
 def test_a_database_that_was_copied_to_another_address_is_gone_on_with(
     real: Arena, group: str, postgres_url: str, behind: Behind
 ) -> None:
@@ -319,6 +332,7 @@ def test_a_database_that_was_copied_to_another_address_is_gone_on_with(
             server.execute(f"drop database {name} with (force)")
 
 
+@pytest.mark.dense
 def test_kafka_beside_a_database_is_refused_and_the_database_goes_on(
     real: Arena, group: str, postgres_url: str, behind: Behind
 ) -> None:
@@ -328,6 +342,7 @@ def test_kafka_beside_a_database_is_refused_and_the_database_goes_on(
     assert latest(real, group, topic, postgres_url) == THE_REST
 
 
+@pytest.mark.dense
 def test_a_database_beside_kafka_is_refused_and_kafka_goes_on(
     real: Arena, group: str, postgres_url: str, behind: Behind
 ) -> None:
@@ -337,6 +352,7 @@ def test_a_database_beside_kafka_is_refused_and_kafka_goes_on(
     assert latest(real, group, topic, "kafka://") == THE_REST
 
 
+@pytest.mark.dense
 def test_offsets_of_a_bare_loop_are_named_where_they_are_not_taken(
     real: Arena, group: str, postgres_url: str, behind: Behind, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -348,6 +364,7 @@ def test_offsets_of_a_bare_loop_are_named_where_they_are_not_taken(
     assert f"{topic}/0@7 (committed 2)" in caplog.text
 
 
+@pytest.mark.dense
 def test_a_note_of_the_version_before_is_understood(real: Arena, group: str, tmp_path: Path, behind: Behind) -> None:
     here, _ = files(tmp_path)
     topic = behind(here)

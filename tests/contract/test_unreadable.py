@@ -145,6 +145,7 @@ LIMITS: dict[str, ClientValue] = {"fetch.max.bytes": 1000, "message.max.bytes": 
 LARGE = "a" * 5000
 
 
+@pytest.mark.dense
 def test_a_record_above_a_limit_that_was_set_holds_its_partition_and_no_other(arena: Arena, group: str) -> None:
     topic, seen = arena.topic(2), list[str]()
     arena.produce(topic, ["before", LARGE, "behind"], 1)
@@ -163,6 +164,7 @@ def test_a_record_above_a_limit_that_was_set_holds_its_partition_and_no_other(ar
         assert_lives(app, store, arena, group, topic)
 
 
+@pytest.mark.dense
 def test_the_end_of_the_log_that_comes_with_it_does_not_pass_it(
     arena: Arena, group: str, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
