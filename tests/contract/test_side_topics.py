@@ -286,9 +286,9 @@ def test_catching_up_waits_for_side_topics_also_when_their_member_joins_late(
     app = scene.app("one")
 
     def join_when_the_other_is_idle() -> None:
-        supervisor = eventually(lambda: app._supervisor, what="it runs")
-        assert supervisor is not None
-        loop = supervisor.engines[0].loop
+        engines = eventually(lambda: app._supervisor is not None and app._supervisor.engines, what="it runs")
+        assert engines
+        loop = engines[0].loop
         eventually(lambda: scene.values() and time.monotonic() - loop._last_record > 3 * idle, what="it is idle")
         loop.request(joins.get(timeout=45))
 
