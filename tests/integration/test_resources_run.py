@@ -370,6 +370,7 @@ def test_one_that_hangs_when_it_is_closed_is_left_behind_at_the_app_s_own_deadli
 # Wraps, in a transaction
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_wrap_is_inside_its_handler_s_transaction_and_its_failure_undoes_the_rows(
     arena: Arena, group: str, sqlite_url: str, is_async: bool
