@@ -265,6 +265,7 @@ class TestTheChoice:
 
 
 class TestThePreflight:
+    @pytest.mark.dense
     @pytest.mark.parametrize("with_letters", [with_topic, with_table])
     def test_says_what_would_pass_and_what_still_fails_and_changes_nothing(self, shop: Shop, with_letters: Any) -> None:
         with_letters(shop, letter(1), letter(2), letter(-3), letter(-4), letter(5, value=b"{"))
@@ -279,11 +280,13 @@ class TestThePreflight:
         assert BACK not in attach("shop").topics()
         assert document(shop, code=1)["preflight"]["would_pass"] == 2, "as often as one likes"
 
+    @pytest.mark.dense
     def test_of_letters_that_all_would_pass_ends_well(self, shop: Shop) -> None:
         place = document(with_topic(shop, letter(1), letter(2)))
         assert (place["selected"], place["sent"], place["tried"], place["rolled_back"]) == (2, None, ["reserve"], True)
         assert place["preflight"] == {"would_pass": 2, "still_fail": []}
 
+    @pytest.mark.dense
     def test_refuses_a_handler_whose_effects_cannot_be_undone_unless_told(self, shop: Shop) -> None:
         with_topic(shop, letter(1), letter(2), source=PLAIN)
         refusal = said(shop, code=2)
@@ -293,6 +296,7 @@ class TestThePreflight:
         assert "for real, as --with-effects says" in said(shop, "--with-effects")
         assert (shop.folder / "seen.txt").read_text() == "1\n2\n"
 
+    @pytest.mark.dense
     def test_builds_a_resource_once_and_gives_the_handler_what_it_will_get(self, shop: Shop) -> None:
         source = """
             import sqlite3
@@ -317,12 +321,14 @@ class TestThePreflight:
         lines = [line for line in told.splitlines() if not line.startswith(" ")]
         assert lines[:4] == ["opened", f"{BACK} b'k1' b'1'", f"{BACK} b'k2' b'1'", "closed"]
 
+    @pytest.mark.dense
     def test_runs_an_async_handler(self, shop: Shop) -> None:
         source = MENDED.replace("def reserve", "async def reserve")
         assert document(with_topic(shop, letter(1), letter(-2), source=source), code=1)["preflight"]["would_pass"] == 1
 
 
 class TestSendingBack:
+    @pytest.mark.dense
     def test_a_record_comes_to_its_group_as_it_was_with_its_marks(self, shop: Shop) -> None:
         with_topic(shop, letter(1))
         assert f"sent back 1, to {BACK}\n" in said(shop, "--yes")
@@ -333,6 +339,7 @@ class TestSendingBack:
         assert headers == [*BAD.headers, *letter(1).marks, ("kconsume-redriven", b"1")]
         reserved_in_the_end(shop, 1)
 
+    @pytest.mark.dense
     def test_from_a_table_too_with_no_app_running(self, shop: Shop) -> None:
         with_table(shop, letter(1), letter(2))
         assert f"sent back 2, to {BACK}\n" in said(shop, "--yes")
@@ -343,6 +350,7 @@ class TestSendingBack:
         assert headers == [*BAD.headers, *letter(1).marks, ("kconsume-redriven", b"1")]
         reserved_in_the_end(shop, 1, 2)
 
+    @pytest.mark.dense
     @pytest.mark.parametrize("with_letters", [with_topic, with_table])
     def test_what_was_sent_back_is_not_sent_again_whatever_is_selected(self, shop: Shop, with_letters: Any) -> None:
         with_letters(shop, letter(1), letter(2), letter(3, exception="shop.Closed"))
@@ -355,12 +363,14 @@ class TestSendingBack:
         assert "nothing to send back" in said(shop), "nor is it tried"
         assert sorted(cast("list[bytes]", sent_back())) == [b"k1", b"k2", b"k3"]
 
+    @pytest.mark.dense
     def test_a_letter_that_is_there_twice_is_sent_once(self, shop: Shop) -> None:
         with_topic(shop, letter(1), letter(1), letter(2))
         place = document(shop, "--yes")
         assert (place["sent"], place["left"]["sent"]) == (2, 1)
         assert sent_back() == [b"k1", b"k2"]
 
+    @pytest.mark.dense
     @pytest.mark.parametrize("with_letters", [with_topic, with_table])
     def test_one_that_fails_again_can_be_sent_again_up_to_the_cap(self, shop: Shop, with_letters: Any) -> None:
         with_letters(shop, letter(-1))
@@ -374,6 +384,7 @@ class TestSendingBack:
         marks = [read_marks(cast(Any, message.headers())) for message in back(attach("shop").bootstrap)]
         assert [(each["redriven"], each["origin"]) for each in marks] == [(n, "shop:T1:0:1") for n in ("1", "2")]
 
+    @pytest.mark.dense
     @pytest.mark.parametrize("with_letters", [with_topic, with_table])
     def test_only_what_is_asked_for_is_sent(self, shop: Shop, with_letters: Any) -> None:
         with_letters(shop, letter(1), letter(2), letter(3, exception="shop.Closed"))
@@ -381,12 +392,14 @@ class TestSendingBack:
         assert document(shop, "--yes", *options)["sent"] == 1
         assert sent_back() == [b"k2"]
 
+    @pytest.mark.dense
     def test_by_time_it_goes_by_the_record_in_a_topic(self, shop: Shop) -> None:
         with_topic(shop, *(letter(hours, timestamp=NOW - timedelta(hours=hours)) for hours in (1, 3, 5)))
         assert document(shop, "--since", "4h", "--until", "2h")["selected"] == 1
         said(shop, "--yes", "--since", "4h", "--until", "2h")
         assert sent_back() == [b"k3"]
 
+    @pytest.mark.dense
     def test_by_time_it_goes_by_the_failure_in_a_table(self, shop: Shop) -> None:
         with_table(shop, letter(1), letter(2))
         with closing(sqlite3.connect(shop.folder / "shop.db")) as database:
@@ -396,12 +409,14 @@ class TestSendingBack:
         assert document(shop, "--since", "2026-02-01")["selected"] == 1
         assert document(shop, "--since", "2026-02-01", "--until", "2026-02-02")["selected"] == 0
 
+    @pytest.mark.dense
     def test_a_rate_makes_small_chunks_and_progress_is_told_in_lines(self, shop: Shop) -> None:
         with_topic(shop, *map(letter, range(1, 8)))
         done = shop.run("dlq", "redrive", "shop:app", "--yes", "--rate", "20")
         assert (done.returncode, done.stderr) == (0, "sent 7 of 7\n")
         assert len(sent_back()) == 7
 
+    @pytest.mark.dense
     def test_one_that_is_stopped_goes_on_with_the_rest(self, shop: Shop) -> None:
         with_topic(shop, *map(letter, range(1, 6)))
         slow = shop.start("dlq", "redrive", "shop:app", "--yes", "--rate", "1")
@@ -431,6 +446,7 @@ class TestSendingBack:
         for store in stores[:2]:
             store.close()
 
+    @pytest.mark.dense
     def test_on_a_terminal_there_is_a_bar(self, shop: Shop) -> None:
         with_topic(shop, letter(1), letter(2))
         ours, theirs = pty.openpty()
@@ -446,6 +462,7 @@ class TestSendingBack:
         assert "####" in shown
         assert "2/2" in shown
 
+    @pytest.mark.dense
     def test_a_table_of_an_earlier_version_gets_the_column_that_it_needs(self, shop: Shop) -> None:
         with_table(shop, letter(1))
         with closing(sqlite3.connect(shop.folder / "shop.db")) as database:
@@ -454,6 +471,7 @@ class TestSendingBack:
         assert document(shop, "--yes")["sent"] == 1
         assert document(shop, "--yes")["left"]["sent"] == 1
 
+    @pytest.mark.dense
     def test_what_an_earlier_run_left_in_the_outbox_is_sent(self, shop: Shop) -> None:
         with_table(shop, letter(1))
         store = SqliteStore(shop.folder / "shop.db")
@@ -481,6 +499,7 @@ class TestThePage:
         (ROOT / "docs" / "failures.md").read_text().partition("## Sending dead letters back")[2].partition("\n## ")[0]
     )
 
+    @pytest.mark.dense
     def test_its_samples_are_what_is_said(self, shop: Shop) -> None:
         shop.broker(**{"orders": 4, "orders.dlq": 4})
         shop.write("shop", MENDED.replace('order["id"] < 0', 'not order["sku"]'))
@@ -525,6 +544,7 @@ class TestWhatIsRefused:
         assert said(shop, "--yes").endswith("total 0 sent back; a group that runs takes them in within a minute\n")
         assert BACK not in attach("shop").topics()
 
+    @pytest.mark.dense
     def test_letters_of_another_group_are_left(self, shop: Shop) -> None:
         with_topic(shop, letter(1, group="audit"))
         told = said(shop, "--yes")
@@ -535,6 +555,7 @@ class TestWhatIsRefused:
         shop.write("shop", MENDED)
         assert "the app has no group 'audit'" in said(shop, "--group", "audit", code=2)
 
+    @pytest.mark.dense
     def test_a_handler_that_cannot_take_them_back(self, shop: Shop) -> None:
         with_topic(shop, letter(1), source=MENDED.replace('"orders", on', 'pattern="ord.*s", on'))
         assert "no handler of group 'shop' can take letters back" in said(shop, code=2)
@@ -563,6 +584,7 @@ class TestOnARealBroker:
         assert producer.flush(20) == 0
         return orders, dead
 
+    @pytest.mark.dense
     def test_the_topic_is_made_like_the_source_and_keeps_what_is_old(
         self, shop: Shop, kafka: KafkaService, topic: MakeTopic, kafka_admin: AdminClient
     ) -> None:
@@ -578,6 +600,7 @@ class TestOnARealBroker:
         assert kafka_admin.describe_configs([asked])[asked].result(20)["retention.ms"].value == "-1"
         delete_topics(kafka_admin, [made])
 
+    @pytest.mark.dense
     def test_a_second_one_ends_the_first_and_nothing_is_sent_twice(
         self, shop: Shop, kafka: KafkaService, topic: MakeTopic, kafka_admin: AdminClient
     ) -> None:
@@ -592,6 +615,7 @@ class TestOnARealBroker:
         assert sorted(int(cast(bytes, each.key())[1:]) for each in back(kafka.bootstrap, made)) == list(range(1, 61))
         delete_topics(kafka_admin, [made])
 
+    @pytest.mark.dense
     def test_letters_in_postgresql_and_an_async_handler(
         self, shop: Shop, kafka: KafkaService, topic: MakeTopic, kafka_admin: AdminClient, postgres_url: str
     ) -> None:

@@ -165,6 +165,7 @@ def test_otherwise_they_share_one_loop_in_a_thread_of_its_own_which_ends_with_th
     assert not thread.is_alive()
 
 
+@pytest.mark.dense
 def test_the_caller_s_other_tasks_run_on_while_handlers_run_and_while_they_drain(arena: Arena, group: str) -> None:
     topic = arena.topic(1)
     arena.produce(topic, ["a"], 0)
@@ -322,6 +323,7 @@ def test_a_handler_that_fails_ends_a_block_that_waits_with_its_exception(
     assert members(arena, group) == 0
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("on_loop", [True, False])
 def test_an_error_of_the_block_leaves_it_after_the_drain_and_a_failure_beside_it_is_told(
     arena: Arena, group: str, caplog: pytest.LogCaptureFixture, nothing_left: None, on_loop: bool
@@ -510,6 +512,7 @@ def test_cancelled_while_another_runs_the_app_that_one_goes_on(arena: Arena, gro
     asyncio.run(main())
 
 
+@pytest.mark.dense
 def test_cancelled_while_it_drains_the_drain_is_finished_first(arena: Arena, group: str, nothing_left: None) -> None:
     topic = arena.topic(1)
     arena.produce(topic, ["a"], 0)
@@ -608,6 +611,7 @@ def test_a_handler_s_own_cancelled_error_is_its_failure_and_is_not_taken_for_the
     assert stored(arena, group, topic) == 1
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("who", ["the handler", "somebody else"])
 def test_a_handler_s_task_that_is_cancelled_is_told_and_not_silently_dropped(
     arena: Arena, group: str, who: str, nothing_left: None
@@ -641,6 +645,7 @@ def test_a_handler_s_task_that_is_cancelled_is_told_and_not_silently_dropped(
 # At the deadline (P8)
 
 
+@pytest.mark.dense
 def test_a_handler_that_has_not_ended_at_the_deadline_is_cancelled_abandoned_and_reported(
     arena: Arena, group: str, caplog: pytest.LogCaptureFixture, nothing_left: None
 ) -> None:
@@ -699,6 +704,7 @@ def test_also_on_the_caller_s_loop_where_it_may_still_use_its_resources_to_clean
     assert events == ["cleaned up", "stock closed"]
 
 
+@pytest.mark.dense
 def test_one_that_swallows_the_cancellation_holds_up_nothing(
     arena: Arena, group: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -744,6 +750,7 @@ def test_one_that_blocks_the_loop_is_left_behind(arena: Arena, group: str, nothi
     end.set()
 
 
+@pytest.mark.dense
 def test_in_its_transaction_its_rows_are_undone_and_the_file_is_free(
     arena: Arena, group: str, sqlite_url: str, nothing_left: None
 ) -> None:
@@ -764,6 +771,7 @@ def test_in_its_transaction_its_rows_are_undone_and_the_file_is_free(
     assert SqliteStore.from_url(sqlite_url).load(group, [Partition(topic, 0)])[Partition(topic, 0)].next_offset == 0
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("on_loop", [False, True])
 def test_one_that_waits_for_its_turn_in_the_file_does_not_take_it_afterwards(
     arena: Arena, group: str, sqlite_url: str, nothing_left: None, on_loop: bool
@@ -848,6 +856,7 @@ def cancelled_in_its_transaction(arena: Arena, group: str, url: str, on_loop: bo
     return SqliteStore.from_url(url).load(group, [place])[place].next_offset, rows(seen)
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("on_loop", [False, True])
 def test_a_record_is_not_skipped_because_of_what_its_handler_raises_when_we_cancel_it(
     arena: Arena, group: str, sqlite_url: str, on_loop: bool
@@ -856,6 +865,7 @@ def test_a_record_is_not_skipped_because_of_what_its_handler_raises_when_we_canc
     assert cancelled_in_its_transaction(arena, group, sqlite_url, on_loop) == (0, [])
 
 
+@pytest.mark.dense
 def test_control_it_would_be_skipped_if_we_did_not_know_that_it_was_us(
     arena: Arena, group: str, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -884,6 +894,7 @@ def test_more_handlers_than_the_loop_has_threads_share_one_file(
     assert sorted(rows(seen)) == sorted(expected)
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("first", [0.003, 0.15], ids=["swift", "slow at first"])
 @pytest.mark.parametrize("tx", [False, True])
 def test_no_partition_waits_until_another_has_worked_off_all_that_it_was_given(
@@ -895,6 +906,7 @@ def test_no_partition_waits_until_another_has_worked_off_all_that_it_was_given(
     assert min(shares) > max(shares) / 4, f"a partition has starved: {shares}"
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("tx", [False, True])
 def test_control_partitions_starve_where_a_turn_has_no_end(
     arena: Arena, group: str, sqlite_url: str, tx: bool, monkeypatch: pytest.MonkeyPatch
@@ -959,6 +971,7 @@ def shares_of_time(
     return shares
 
 
+@pytest.mark.dense
 def test_what_a_slow_handler_has_not_begun_is_bounded_whatever_the_lag(arena: Arena, group: str) -> None:
     topic, memory = arena.topic(2), 500_000
     for partition in range(2):
@@ -1099,6 +1112,7 @@ def test_a_handler_that_blocks_the_loop_while_its_partition_goes_costs_neither_m
 # Elsewhere than on the main thread
 
 
+@pytest.mark.dense
 def test_in_another_thread_a_failure_is_raised_when_its_block_ends(arena: Arena, group: str) -> None:
     topic = arena.topic(1)
     arena.produce(topic, ["bad"], 0)

@@ -467,6 +467,7 @@ def test_one_bad_record_of_five_hundred_is_skipped_and_the_others_are_written_on
     assert len(sizes) <= 27, "three times the logarithm"
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("arena", ["embedded"], indirect=True)
 @pytest.mark.parametrize("way", ["seek", "revoked", "held"])
 def test_records_that_waited_for_their_batch_go_with_their_lane(arena: Arena, group: str, way: str) -> None:

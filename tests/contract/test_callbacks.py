@@ -99,12 +99,14 @@ def close(source: Source) -> None:
         source.close()
 
 
+@pytest.mark.dense
 def test_callbacks_that_raise_swallow_no_record(arena: Arena, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
     came, faults = count_amid_raising_callbacks(arena, group, monkeypatch, guarded=True)
     assert faults, "each is raised by a fetch"
     assert came == RECORDS
 
 
+@pytest.mark.dense
 def test_control_callbacks_that_are_not_total_destroy_the_records_in_hand(
     arena: Arena, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +192,7 @@ ERRORS = {
 }
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("kind", ERRORS)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize(("callback", "provoke"), [("revoked", make_revoke), ("lost", make_lose)])
@@ -212,6 +215,7 @@ def test_an_error_when_partitions_go_ends_the_app_with_its_cause_and_loses_nothi
     assert_all_is_handled_by_the_next(shop)
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("kind", ERRORS)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_an_error_when_partitions_come_ends_the_app_with_its_cause_and_nothing_flows(

@@ -137,6 +137,7 @@ def test_a_group_that_was_deleted_goes_on(
     assert (refusals(caplog), fencings(caplog)) == (1, 0)
 
 
+@pytest.mark.dense
 def test_a_group_that_changes_its_protocol_goes_on(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     for value, protocol in (("a", "cooperative"), ("b", "consumer"), ("c", "eager"), ("d", "consumer")):
         shop.handles(value, quick(PROTOCOLS[protocol]))

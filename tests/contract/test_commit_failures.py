@@ -201,6 +201,7 @@ def _said(error: int) -> str:
 # OffsetCommit: what may be said again
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("store", ["kafka", "sqlite"])
 @pytest.mark.parametrize(("error", "protocol"), AGAIN, ids=named)
 def test_a_commit_that_met_a_rebalance_is_said_again_and_nothing_is_repeated(
@@ -225,6 +226,7 @@ def test_a_commit_that_met_a_rebalance_is_said_again_and_nothing_is_repeated(
     assert strangers == []
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("store", ["kafka", "sqlite"])
 @pytest.mark.parametrize(("error", "protocol"), DISOWNED, ids=named)
 def test_a_member_that_the_broker_disowns_commits_nothing_until_it_has_joined_again(
@@ -249,6 +251,7 @@ def test_a_member_that_the_broker_disowns_commits_nothing_until_it_has_joined_ag
     assert strangers == []
 
 
+@pytest.mark.dense
 def test_control_a_member_that_does_not_forget_what_it_lost_commits_what_is_not_its_own(
     arena: Arena, group: str, strangers: list[Partition], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,6 +264,7 @@ def test_control_a_member_that_does_not_forget_what_it_lost_commits_what_is_not_
         eventually(lambda: strangers, what="the test above would fail")
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("protocol", ALL)
 @pytest.mark.parametrize("error", SILENT, ids=named)
 def test_a_coordinator_that_is_elsewhere_costs_a_delay(
@@ -297,6 +301,7 @@ def test_a_coordinator_that_moves_costs_a_delay(
     assert strangers == []
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("protocol", ALL)
 def test_brokers_that_are_away_cost_a_delay(
     arena: Arena, group: str, strangers: list[Partition], caplog: pytest.LogCaptureFixture, protocol: str
@@ -317,6 +322,7 @@ def test_brokers_that_are_away_cost_a_delay(
 # … at the worst moment: the last commit
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize(
     ("error", "protocol"),
     [*AGAIN, *DISOWNED[:2], *product([KafkaError.NOT_COORDINATOR], ALL)],
@@ -344,6 +350,7 @@ def test_the_last_commit_is_said_again_or_its_records_come_again(
     assert strangers == []
 
 
+@pytest.mark.dense
 def test_a_last_commit_that_is_refused_all_the_time_ends_by_the_deadline_and_is_not_hurried(
     arena: Arena, group: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,6 +376,7 @@ def test_a_last_commit_that_is_refused_all_the_time_ends_by_the_deadline_and_is_
     assert shop.committed() == {0: EACH, 1: EACH}
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize(
     ("error", "protocol"),
     [
@@ -400,6 +408,7 @@ def test_a_commit_that_is_refused_at_the_hand_over_loses_nothing(
 # OffsetCommit: what no later commit changes
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("protocol", ALL)
 @pytest.mark.parametrize(("error", "fix"), ENDS.items(), ids=named)
 def test_a_commit_that_is_refused_for_good_ends_the_app_with_the_fix(
@@ -418,6 +427,7 @@ def test_a_commit_that_is_refused_for_good_ends_the_app_with_the_fix(
     assert strangers == []
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("protocol", ALL)
 def test_a_commit_that_a_topic_s_rights_refuse_holds_its_partitions_until_they_are_given(
     arena: Arena, group: str, strangers: list[Partition], protocol: str, monkeypatch: pytest.MonkeyPatch
@@ -436,6 +446,7 @@ def test_a_commit_that_a_topic_s_rights_refuse_holds_its_partitions_until_they_a
     assert strangers == []
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("protocol", ALL)
 @pytest.mark.parametrize("error", REFUSED, ids=named)
 def test_a_commit_that_is_only_for_tools_to_see_never_ends_the_app(
@@ -451,6 +462,7 @@ def test_a_commit_that_is_only_for_tools_to_see_never_ends_the_app(
     assert caplog.text.count(_said(error)) == 1, "reported once"
 
 
+@pytest.mark.dense
 def test_control_a_commit_that_is_not_known_to_be_advisory_ends_the_app(
     arena: Arena, group: str, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -482,6 +494,7 @@ DEATHS = [
 ]
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("store", ["kafka", "sqlite"])
 @pytest.mark.parametrize("death", DEATHS, ids=lambda d: f"{d.api}-{named(d.error)}-{d.protocol}")
 def test_a_client_that_has_died_ends_the_app_whatever_the_store(
@@ -531,12 +544,14 @@ def ended_before_the_app(arena: Arena, group: str, monkeypatch: pytest.MonkeyPat
     return list(ended)
 
 
+@pytest.mark.dense
 def test_a_handler_that_runs_when_the_client_dies_is_not_cut_short(
     arena: Arena, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert ended_before_the_app(arena, group, monkeypatch) == [0]
 
 
+@pytest.mark.dense
 def test_control_a_drain_that_the_client_can_end_leaves_the_handler_running(
     arena: Arena, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -547,6 +562,7 @@ def test_control_a_drain_that_the_client_can_end_leaves_the_handler_running(
 # Heartbeats
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize(
     ("error", "protocol", "reason"),
     [

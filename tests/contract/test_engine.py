@@ -263,6 +263,7 @@ def test_a_partition_without_an_offset_starts_where_asked_and_that_is_pinned(are
     assert seen == ["after"], "latest was pinned at the first start, so nothing was skipped at the second"
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("arena", ["real"], indirect=True)
 def test_a_record_is_handled_only_once_its_start_at_the_end_is_kept(arena: Arena, group: str) -> None:
     """Else a crash in that moment would skip it: the next start begins where the log ends then."""
@@ -315,6 +316,7 @@ def test_start_error_refuses_to_choose(arena: Arena, group: str) -> None:
         app.catch_up(idle=0.2)
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("store", ["kafka", "sqlite"])
 def test_an_offset_below_the_log_is_an_error_and_never_a_jump(
     arena: Arena, group: str, sqlite_url: str, store: str
@@ -335,6 +337,7 @@ def test_an_offset_below_the_log_is_an_error_and_never_a_jump(
     assert seen == []
 
 
+@pytest.mark.dense
 def test_an_offset_above_the_log_is_an_error(arena: Arena, group: str) -> None:
     topic = arena.topic(1)
     arena.produce(topic, ["x"], 0)
@@ -551,6 +554,7 @@ def full_lanes(app: App) -> list[Lane]:
 MEMORY = 100_000
 
 
+@pytest.mark.dense
 def test_what_is_in_flight_is_bounded_by_memory_whatever_the_lag(arena: Arena, group: str) -> None:
     memory_bounds_what_is_in_flight(arena, group, MEMORY)
 

@@ -243,6 +243,7 @@ def test_on_error(arena: Arena, group: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert (report.handled, report.skipped) == (9, 1)
 
 
+@pytest.mark.dense
 def test_to(arena: Arena, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
     topic, out, other = fed(arena), arena.topic(1), arena.topic(1)
     say(monkeypatch, HANDLER_HANDLE_TO=out)
@@ -256,6 +257,7 @@ def test_to(arena: Arena, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (written_to(arena, out), written_to(arena, other)) == (10, 0)
 
 
+@pytest.mark.dense
 def test_to_makes_a_handler_that_returns_something_work(
     arena: Arena, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

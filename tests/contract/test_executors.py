@@ -248,6 +248,7 @@ def test_a_zombie_s_writes_are_undone(arena: Arena, group: str, sqlite_url: str,
 # P5
 
 
+@pytest.mark.dense
 @beside
 def test_a_slow_handler_is_not_evicted(arena: Arena, group: str, executor: str) -> None:
     topic = arena.topic(1)

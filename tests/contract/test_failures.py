@@ -113,6 +113,7 @@ def marks(message: Message) -> dict[str, str]:
 # Dead letters
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("form", [*FORMS, "named batch"])
 def test_good_and_dead_are_disjoint_and_all_and_a_letter_keeps_its_record(arena: Arena, group: str, form: str) -> None:
     source, dead = arena.topic(1), arena.topic(1)
@@ -335,6 +336,7 @@ def test_control_a_worker_that_sleeps_until_the_next_attempt_is_noticed(
 # Told to stop while it waits
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("form", FORMS)
 def test_an_app_that_is_stopped_does_not_wait_for_the_next_attempt_and_passes_nothing(
     arena: Arena, group: str, form: str, caplog: pytest.LogCaptureFixture
@@ -449,6 +451,7 @@ class NotYet(Exception):
     """Raised for the other partition, until it is to flow."""
 
 
+@pytest.mark.dense
 def test_replicas_that_are_not_in_sync_hold_the_lane_until_they_are(
     one_broker: Arena, group: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -493,6 +496,7 @@ def test_replicas_that_are_not_in_sync_hold_the_lane_until_they_are(
     assert sorted(seen) == ["0:0", "0:after", "1:0", "1:1"], "each once: those behind it may run, and are not passed"
 
 
+@pytest.mark.dense
 def test_a_dead_letter_that_is_too_large_holds_the_lane_and_is_written_once_it_may_be(
     arena: Arena, group: str, caplog: pytest.LogCaptureFixture
 ) -> None:

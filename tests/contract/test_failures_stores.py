@@ -129,6 +129,7 @@ def thirty(broker: Arena) -> str:
 # In a table, with the offset
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("form", FORMS)
 def test_each_dead_letter_is_one_row_and_what_its_handler_wrote_is_undone(
     broker: Arena, group: str, shop: Shop, form: str
@@ -170,6 +171,7 @@ def test_a_row_has_all_of_its_record_and_says_what_happened(broker: Arena, group
     assert "LookupError" in trace
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("form", ["tx", "async tx", "without tx"])
 def test_a_letter_whose_offset_could_not_be_passed_is_undone_with_it(
     broker: Arena, group: str, shop: Shop, form: str, monkeypatch: pytest.MonkeyPatch
@@ -260,6 +262,7 @@ def test_sessions_of_sqlalchemy_keep_letters_too(broker: Arena, group: str, post
 # In a topic, before the offset
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("form", FORMS)
 def test_a_letter_to_a_topic_is_written_before_the_database_has_the_offset(
     broker: Arena, group: str, shop: Shop, form: str

@@ -173,6 +173,7 @@ def test_a_topic_that_goes_and_comes_back_while_it_is_consumed(arena: Arena, gro
     assert seen == ["a", "b"]
 
 
+@pytest.mark.dense
 def test_start_error_holds_the_partition_without_an_offset_until_it_has_one(
     arena: Arena, group: str, sqlite_url: str, stores: list[OffsetStore]
 ) -> None:
@@ -247,6 +248,7 @@ def test_a_record_that_fails_holds_its_partition_and_no_other(
         assert [v for v in seen if v.startswith("1:")] == [f"1:{n}" for n in range(20)]
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("arena", ["real"], indirect=True)
 def test_a_record_that_fails_in_a_transaction_holds_its_partition_with_the_next_owner_too(
     arena: Arena, group: str, postgres_url: str, database: psycopg.Connection
@@ -288,6 +290,7 @@ def test_a_record_that_fails_in_a_transaction_holds_its_partition_with_the_next_
         eventually(lambda: held(two) == {}, what="nothing is held")
 
 
+@pytest.mark.dense
 def test_catch_up_with_a_held_record_ends_with_the_handler_s_error_after_the_others(
     arena: Arena, group: str, offsets: str
 ) -> None:
@@ -324,6 +327,7 @@ def test_an_app_that_is_stopped_with_a_held_partition_ends_well_and_names_it(are
     assert "ValueError: never" in str(report.held[Partition(topic, 0)])
 
 
+@pytest.mark.dense
 def test_control_where_trouble_is_not_held_the_app_ends(
     arena: Arena, group: str, sqlite_url: str, stores: list[OffsetStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:

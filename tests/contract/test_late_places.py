@@ -84,10 +84,12 @@ def offsets_after_a_late_place(arena: Arena, group: str, protocol: str, *, begin
     return came
 
 
+@pytest.mark.dense
 def test_what_was_asked_about_the_place_before_changes_nothing(arena: Arena, group: str, protocol: str) -> None:
     assert offsets_after_a_late_place(arena, group, protocol, slow=SLOW) == [*range(CLAIMED, RECORDS)]
 
 
+@pytest.mark.dense
 def test_control_one_that_waits_at_the_beginning_goes_back_there(
     arena: Arena, group: str, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +99,7 @@ def test_control_one_that_waits_at_the_beginning_goes_back_there(
     assert any(0 in offsets_after_a_late_place(arena, f"{group}-{n}", protocol, slow=SLOW) for n in range(5))
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("attempt", range(3))  # it takes a fetch that leaves between two calls
 def test_a_log_that_begins_later_is_no_fault_of_the_place(
     arena: Arena, group: str, protocol: str, attempt: int
@@ -104,6 +107,7 @@ def test_a_log_that_begins_later_is_no_fault_of_the_place(
     assert offsets_after_a_late_place(arena, group, protocol, begins=30) == [*range(CLAIMED, RECORDS)]
 
 
+@pytest.mark.dense
 def test_a_place_that_is_not_in_the_log_is_still_an_error(arena: Arena, group: str, protocol: str) -> None:
     with pytest.raises(OffsetOutOfRange, match="is not in its log"):
         offsets_after_a_late_place(arena, group, protocol, begins=CLAIMED + 10)

@@ -100,6 +100,7 @@ def member(arena: Arena, group: str, topic: str, dead: str, seen: list[str], for
     return app
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("form", FORMS)
 def test_an_app_that_is_stopped_waits_for_its_letters_and_none_comes_twice(
     arena: Arena, group: str, gate: Gate, form: str
@@ -123,6 +124,7 @@ def test_control_a_drain_that_waits_for_handlers_alone_is_noticed(
         test_an_app_that_is_stopped_waits_for_its_letters_and_none_comes_twice(arena, group, gate, "thread")
 
 
+@pytest.mark.dense
 def test_letters_that_are_not_confirmed_by_the_deadline_are_said_and_their_records_come_again(
     arena: Arena, group: str, gate: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -186,6 +188,7 @@ def test_control_a_partition_that_is_handed_over_without_waiting_is_noticed(
         )
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("form", FORMS)
 def test_records_go_on_coming_while_a_letter_is_on_its_way(arena: Arena, group: str, gate: Gate, form: str) -> None:
     """More of them than a partition has at once: those that are done do not take the room of others."""
@@ -227,6 +230,7 @@ def test_the_log_tells_of_the_last_that_failed_though_nothing_follows(
         eventually(lambda: told_of(caplog) == 5, what="the log tells of all, while the app runs on")
 
 
+@pytest.mark.dense
 def test_control_without_a_turn_of_the_owner_only_the_end_of_the_lane_tells_of_them(
     arena: Arena, group: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,6 +117,7 @@ def test_lost_partitions_are_told_as_lost_and_nothing_of_them_is_saved(
     lost_is_told_and_not_saved(arena, group, protocol, sqlite_url, monkeypatch)
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("arena", ["embedded"], indirect=True)
 @pytest.mark.parametrize("protocol", ["consumer"], indirect=True)
 def test_control_if_lost_partitions_are_given_up_like_revoked_ones_that_is_seen(
@@ -131,6 +132,7 @@ def test_control_if_lost_partitions_are_given_up_like_revoked_ones_that_is_seen(
         lost_is_told_and_not_saved(arena, group, protocol, sqlite_url, monkeypatch)
 
 
+@pytest.mark.dense
 def test_what_a_listener_loads_is_there_before_the_first_record_and_what_it_saves_is_the_last_word(
     arena: Arena, group: str, sqlite_url: str
 ) -> None:
@@ -218,6 +220,7 @@ def test_a_listener_that_raises_is_reported_and_harms_nobody(
     assert "no such table" in caplog.text
 
 
+@pytest.mark.dense
 def test_a_listener_that_hangs_holds_nobody_up_beyond_the_budget(
     arena: Arena,
     group: str,

@@ -183,6 +183,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Held:
 # Together with the offset, or not at all
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize(("shop", "form"), FORMS, indirect=["shop"])
 def test_what_handlers_send_leaves_once_in_order_and_says_where_it_came_from(
     broker: Arena, group: str, shop: Shop, form: str
@@ -208,6 +209,7 @@ def test_what_handlers_send_leaves_once_in_order_and_says_where_it_came_from(
         assert shop.effects() == [str(n) for n in range(30)]
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize(("shop", "form"), FORMS, indirect=["shop"])
 def test_nothing_leaves_of_a_record_that_fails_and_all_of_the_others(
     broker: Arena, group: str, shop: Shop, form: str
@@ -286,6 +288,7 @@ def test_what_a_fenced_owner_sends_does_not_leave(
     assert rows(shop) == 0
 
 
+@pytest.mark.dense
 def test_the_offset_passes_with_the_rows_before_they_are_sent(
     broker: Arena, group: str, shop: Shop, held: Held
 ) -> None:
@@ -399,6 +402,7 @@ def test_a_record_has_all_that_it_was_given(broker: Arena, group: str, shop: Sho
 # Dead letters
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize(("shop", "form"), LETTERS, indirect=["shop"])
 def test_dead_letters_to_a_topic_leave_by_the_outbox_with_their_marks(
     broker: Arena, group: str, shop: Shop, form: str, held: Held
@@ -485,6 +489,7 @@ def test_a_record_too_large_for_its_topic_is_held_with_those_behind_it_until_it_
     assert f"a record to topic {out!r} is too large for it" in caplog.text
 
 
+@pytest.mark.dense
 def test_replicas_that_are_not_there_hold_what_is_sent_until_they_are(broker: Arena, group: str, shop: Shop) -> None:
     """As where `min.insync.replicas` is not met: a topic of one replica on a real broker never has too few."""
     source, out = numbers(broker, 20), broker.topic(1)
@@ -518,6 +523,7 @@ def alter(admin: AdminClient, topic: str, name: str, value: str) -> None:
 # Back-pressure, the end, and a rebalance
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize(("shop", "form"), FULL, indirect=["shop"])
 def test_a_full_outbox_holds_the_handler_until_there_is_room(
     broker: Arena, group: str, shop: Shop, form: str, held: Held, monkeypatch: pytest.MonkeyPatch
@@ -647,6 +653,7 @@ def test_transactions_of_postgresql_in_every_form_leave_rows(broker: Arena, grou
     ]  # fmt: skip
 
 
+@pytest.mark.dense
 def test_the_transaction_of_a_handler_is_one_of_the_person_s_own_as_well(broker: Arena, group: str, shop: Shop) -> None:
     source, out, outbox = numbers(broker), broker.topic(1), Outbox(shop.url)
     app = broker.app(group, shop.url)

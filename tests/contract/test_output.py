@@ -84,6 +84,7 @@ class Shipped(msgspec.Struct):
     id: int
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize(
     ("result", "sent"),
     [
@@ -118,6 +119,7 @@ def test_what_is_returned_is_sent(
     assert [message.value() for message in everything(arena.bootstrap, out)] == sent
 
 
+@pytest.mark.dense
 def test_keys_headers_and_other_topics_are_as_they_were_given(arena: Arena, group: str) -> None:
     source, out = fed(arena, 1)
     other, large = arena.topic(1), os.urandom(900_000)
@@ -139,6 +141,7 @@ def test_keys_headers_and_other_topics_are_as_they_were_given(arena: Arena, grou
     assert second.value() == b"elsewhere"
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("form", ["thread", "async", "batch", "async batch"])
 def test_what_a_partition_s_records_send_arrives_in_their_order(arena: Arena, group: str, form: str) -> None:
     source, out = fed(arena, 500)
@@ -213,6 +216,7 @@ def test_the_offset_does_not_pass_before_what_was_sent_is_confirmed(
         eventually(lambda: stored(arena, group, source) == 10, what="confirmed, and passed")
 
 
+@pytest.mark.dense
 def test_killed_between_the_confirmation_and_the_commit_repeats_and_never_loses(
     arena: Arena, group: str, tmp_path: Path
 ) -> None:
@@ -249,6 +253,7 @@ def test_killed_between_the_confirmation_and_the_commit_repeats_and_never_loses(
 # What failed has not sent
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("offsets", ["kafka", "sqlite"])
 @pytest.mark.parametrize("form", ["thread", "async", "batch", "named"])
 def test_what_a_failing_record_sent_does_not_leave_and_its_neighbours_is_not_lost(
@@ -303,6 +308,7 @@ def in_transaction(handle: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
+@pytest.mark.dense
 def test_a_sender_that_was_kept_is_refused_and_sends_nothing(arena: Arena, group: str) -> None:
     source, out = fed(arena, 3)
     app, kept, refusals = arena.app(group), list[Sender](), list[SendFailed]()
@@ -324,6 +330,7 @@ def test_a_sender_that_was_kept_is_refused_and_sends_nothing(arena: Arena, group
     assert texts(arena, out) == ["0", "1", "2"]
 
 
+@pytest.mark.dense
 def test_a_value_that_can_never_be_sent_is_its_record_s_failure(arena: Arena, group: str) -> None:
     source, out = fed(arena, 4)
     app = arena.app(group)
@@ -411,6 +418,7 @@ def test_a_property_that_no_producer_can_have_is_an_error_at_the_start(
     assert called == []
 
 
+@pytest.mark.dense
 def test_a_value_that_nobody_takes_stops_at_the_first_record_whatever_the_policy(arena: Arena, group: str) -> None:
     source, _ = fed(arena)
     app = arena.app(group)
@@ -474,6 +482,7 @@ def test_sigterm_ends_by_the_deadline_though_the_broker_froze_while_sending(
 # app.send
 
 
+@pytest.mark.dense
 def test_app_send_before_during_and_after_a_run(arena: Arena, group: str) -> None:
     source, out = fed(arena, 1)
     app, started = arena.app(group), threading.Event()
@@ -495,6 +504,7 @@ def test_app_send_before_during_and_after_a_run(arena: Arena, group: str) -> Non
     assert (first.key(), first.headers()) == (b"k", [("a", b"b")])
 
 
+@pytest.mark.dense
 def test_app_send_from_many_threads_while_runs_begin_and_end(arena: Arena, group: str) -> None:
     source, out = fed(arena, 1)
     app, refused = arena.app(group), list[str]()
@@ -557,6 +567,7 @@ def test_app_send_on_the_embedded_broker_makes_the_topic_also_while_it_runs(grou
     assert message.value() == b"c"
 
 
+@pytest.mark.dense
 def test_a_batch_handler_returns_for_all_of_its_records(arena: Arena, group: str) -> None:
     source, out = fed(arena, 50)
     app = arena.app(group)

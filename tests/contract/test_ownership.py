@@ -69,6 +69,7 @@ def test_a_swift_handler_that_is_held_up_stops_neither_polling_nor_other_partiti
         assert [offset for p, offset in seen if p == partition] == list(range(count)), "each once, in order"
 
 
+@pytest.mark.dense
 def test_without_a_deputy_the_same_handler_stops_everything(
     arena: Arena, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

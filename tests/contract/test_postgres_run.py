@@ -66,6 +66,7 @@ def shop(broker: Arena, postgres_url: str, database: psycopg.Connection) -> Shop
 
 
 class TestOneEffectARecord:
+    @pytest.mark.dense
     def test_of_a_plain_function(self, shop: Shop) -> None:
         @shop.app.consume(shop.topic)
         def write(value: str, tx: psycopg.Connection) -> None:
@@ -74,6 +75,7 @@ class TestOneEffectARecord:
         shop.catch_up()
         shop.assert_exactly_once()
 
+    @pytest.mark.dense
     def test_of_an_async_function(self, shop: Shop) -> None:
         @shop.app.consume(shop.topic)
         async def write(value: str, tx: psycopg.AsyncConnection) -> None:
@@ -82,6 +84,7 @@ class TestOneEffectARecord:
         shop.catch_up()
         shop.assert_exactly_once()
 
+    @pytest.mark.dense
     def test_of_a_batch_that_is_copied(self, shop: Shop) -> None:
         @shop.app.consume(shop.topic)
         def write(values: list[str], tx: psycopg.Connection) -> None:
@@ -106,6 +109,7 @@ class TestOneEffectARecord:
         (offsets,) = database.execute('select sum(next_offset) from "the shop".kconsume_offsets').fetchone() or (0,)
         assert offsets == 2 * EACH
 
+    @pytest.mark.dense
     def test_a_handler_that_asks_for_no_transaction_has_its_offsets_saved(self, shop: Shop) -> None:
         seen: list[str] = []
 
@@ -119,6 +123,7 @@ class TestOneEffectARecord:
 
 
 class TestInAPipeline:
+    @pytest.mark.dense
     def test_what_a_cursor_says_is_as_without_one(self, shop: Shop) -> None:
         said: set[tuple[int, str | None, object]] = set()
 
@@ -133,6 +138,7 @@ class TestInAPipeline:
         shop.assert_exactly_once()
         assert said == {(1, "INSERT 0 1", "value")}
 
+    @pytest.mark.dense
     def test_a_part_may_be_undone(self, shop: Shop) -> None:
         shop.database.execute("create unique index on seen (value)")
 
@@ -149,6 +155,7 @@ class TestInAPipeline:
         shop.catch_up()
         shop.assert_exactly_once()
 
+    @pytest.mark.dense
     def test_what_cannot_be_done_in_one_is_done_without(self, shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
         @shop.app.consume(shop.topic)
         def write(value: str, tx: psycopg.Connection) -> None:
@@ -161,6 +168,7 @@ class TestInAPipeline:
         assert [record for record in caplog.records if record.message.startswith("pipeline off")]
         assert len(caplog.records) == 1
 
+    @pytest.mark.dense
     @pytest.mark.parametrize("text", ["not a number", "7"])
     def test_the_record_whose_statement_fails_is_named_and_its_neighbours_stay(self, shop: Shop, text: str) -> None:
         bad = f"1:{EACH // 2}"
@@ -178,6 +186,7 @@ class TestInAPipeline:
         assert bad not in seen
         assert shop.offsets()[1] == EACH // 2
 
+    @pytest.mark.dense
     def test_records_that_fail_are_skipped_alone(self, shop: Shop) -> None:
         bad = {f"0:{n}" for n in range(0, EACH, 100)}
 
@@ -275,6 +284,7 @@ def _swallows_the_refusal(tx: psycopg.Connection) -> None:
 class TestMisuse:
     """Nothing is passed, and the handler's failure says what to do."""
 
+    @pytest.mark.dense
     @pytest.mark.parametrize(
         ("misuse", "words"),
         [
@@ -311,6 +321,7 @@ class TestMisuse:
         assert not {"0:20", "1:20"} & set(shop.seen())
         assert len(shop.seen()) == sum(shop.offsets().values())
 
+    @pytest.mark.dense
     def test_a_connection_that_was_kept_is_refused(self, shop: Shop) -> None:
         kept: list[psycopg.Connection] = []
 

@@ -236,6 +236,7 @@ def test_partitions_that_do_not_move_do_not_stop_while_a_moved_one_hangs(
     unmoved_do_not_stop(arena, group, protocol, sqlite_url, monkeypatch)
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("protocol", ["cooperative"], indirect=True)
 def test_control_partitions_that_do_not_move_are_seen_to_stop_if_all_are_told_to(
     arena: Arena,
@@ -291,6 +292,7 @@ def test_a_handler_that_does_not_end_does_not_hold_its_partition_back(
     assert rows.execute("select count(*) from seen").fetchone() == (len(moved),)
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("size", [1, 5])
 def test_more_members_than_partitions_leave_some_idle_and_nothing_breaks(
     arena: Arena, group: str, size: int, protocol: Mapping[str, ClientValue]

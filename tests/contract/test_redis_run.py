@@ -85,6 +85,7 @@ def async_handler(app: App, on_error: Literal["skip", "stop"], chunk: int | None
 both_kinds = pytest.mark.parametrize("consume", [sync_handler, async_handler])
 
 
+@pytest.mark.dense
 @both_kinds
 @pytest.mark.parametrize("chunk", [None, 1, 7])
 def test_a_record_that_is_skipped_in_the_middle_of_a_chunk_leaves_nothing_and_its_neighbours_once(
@@ -96,6 +97,7 @@ def test_a_record_that_is_skipped_in_the_middle_of_a_chunk_leaves_nothing_and_it
     assert (shop.effects(), shop.offset()) == (ALL_BUT_17, 30)
 
 
+@pytest.mark.dense
 @both_kinds
 def test_a_record_that_stops_the_run_leaves_nothing_and_those_before_it_once(
     shop: Shop, consume: Callable[..., None]
@@ -108,6 +110,7 @@ def test_a_record_that_stops_the_run_leaves_nothing_and_those_before_it_once(
         assert (shop.effects(), shop.offset()) == (ORDERS[:17], 17)
 
 
+@pytest.mark.dense
 def test_records_that_a_batch_names_are_skipped_and_the_others_have_one_effect(shop: Shop) -> None:
     app = shop.app()
 
@@ -122,6 +125,7 @@ def test_records_that_a_batch_names_are_skipped_and_the_others_have_one_effect(s
     assert (shop.effects(), shop.offset()) == (ALL_BUT_17, 30)
 
 
+@pytest.mark.dense
 @both_kinds
 def test_a_run_ends_at_the_record_that_redis_failed_at(shop: Shop, consume: Callable[..., None]) -> None:
     app = shop.app()
@@ -148,6 +152,7 @@ def push_and_break(tx: Pipeline, order: str, partition: int = 0) -> None:
         tx.sadd(f"effects:{partition}", order)
 
 
+@pytest.mark.dense
 def test_a_partition_that_waits_for_a_person_does_not_stop_the_others_and_goes_on_once_they_decided(
     shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -197,6 +202,7 @@ def test_with_on_error_hold_a_record_that_redis_fails_at_holds_its_partition_alo
     store.close()
 
 
+@pytest.mark.dense
 def test_catching_up_ends_with_a_record_that_waits_for_a_decision(shop: Shop) -> None:
     def app() -> App:
         made = shop.app()
@@ -221,6 +227,7 @@ def _held(app: App) -> dict[Partition, str]:
     return {p: trouble.code for engine in engines for p, trouble in engine.loop.snapshot.held.items()}
 
 
+@pytest.mark.dense
 def test_a_fenced_partition_does_not_take_the_offset_of_its_group_back(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

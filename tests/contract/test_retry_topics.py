@@ -254,6 +254,7 @@ def rungs_held(app: App, topic: str) -> bool:
     return any(holding.lane is not None and holding.lane.records for holding in holdings)
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("end", ["skip", "stop", "table"])
 def test_after_the_last_rung_comes_the_one_terminal_action(
     request: pytest.FixtureRequest, one_broker: Arena, group: str, end: str
@@ -286,6 +287,7 @@ def run_ended(app: App) -> bool:
     return app._supervisor is None or not any(engine.join(0) is False for engine in app._supervisor.engines)
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize(("store", "form"), [("kafka", "thread"), ("postgres", "tx")])
 def test_a_rebalance_while_records_wait_loses_nothing_and_runs_nothing_early(
     request: pytest.FixtureRequest, kafka_arena: Arena, group: str, store: str, form: str
@@ -309,6 +311,7 @@ def test_a_rebalance_while_records_wait_loses_nothing_and_runs_nothing_early(
     assert stage.shop is None or Counter(stage.effects()) == Counter(expected), "each once"
 
 
+@pytest.mark.dense
 def test_topics_are_made_with_the_partitions_of_the_source_and_found_the_next_time(
     kafka_arena: Arena, group: str
 ) -> None:
@@ -326,6 +329,7 @@ def test_topics_are_made_with_the_partitions_of_the_source_and_found_the_next_ti
             assert [len(known[name].partitions) for name in names] == [3, 3, 1, 1]
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("is_async", [False, True])
 def test_sessions_of_sqlalchemy_have_retry_topics_and_drop_repeats_too(
     one_broker: Arena, group: str, postgres_url: str, is_async: bool
@@ -358,6 +362,7 @@ def test_sessions_of_sqlalchemy_have_retry_topics_and_drop_repeats_too(
     assert shop.effects() == ["a", "b", "bad"]
 
 
+@pytest.mark.dense
 def test_commands_on_a_pipeline_of_redis_are_tried_again_later(one_broker: Arena, group: str, redis_url: str) -> None:
     source, app, calls = one_broker.topic(1), one_broker.app(group, redis_url), list[Call]()
     Stage(one_broker, group, "tx").rungs(source, 1)
@@ -376,6 +381,7 @@ def test_commands_on_a_pipeline_of_redis_are_tried_again_later(one_broker: Arena
     assert [call for call in calls if call.at < call.due] == []
 
 
+@pytest.mark.dense
 def test_where_a_client_may_not_make_topics_the_error_names_them(one_broker: Arena, group: str) -> None:
     source, other = one_broker.topic(2), one_broker.topic(1)
     app = one_broker.app(group)
@@ -387,6 +393,7 @@ def test_where_a_client_may_not_make_topics_the_error_names_them(one_broker: Are
     assert f"{other}.{group}.retry.2 (1 partitions)" in str(caught.value)
 
 
+@pytest.mark.dense
 def test_those_that_are_there_need_not_be_made(one_broker: Arena, group: str) -> None:
     stage, source = Stage(one_broker, group, "thread"), one_broker.topic(1)
     stage.rungs(source, 2)
@@ -394,12 +401,14 @@ def test_those_that_are_there_need_not_be_made(one_broker: Arena, group: str) ->
     assert stage.app(source, retry=RetryTopics((5, 60))).catch_up(idle=0.1).handled == 1
 
 
+@pytest.mark.dense
 def test_a_topic_that_is_not_there_is_said_to_be_the_one_that_is_missing(one_broker: Arena, group: str) -> None:
     app = Stage(one_broker, group, "thread").app("nowhere", retry=RetryTopics((5, 60)))
     with pytest.raises(ConfigurationError, match="topic 'nowhere' is not on the cluster"):
         app.catch_up(idle=0.1)
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("start", ["latest", "error"])
 def test_retry_topics_are_read_from_their_beginning_whatever_start_says(arena: Arena, group: str, start: str) -> None:
     stage, source = Stage(arena, group, "thread"), arena.topic(1)
@@ -415,6 +424,7 @@ def test_retry_topics_are_read_from_their_beginning_whatever_start_says(arena: A
     assert stage.noted == (["waits"] if start == "latest" else ["old", "waits"])
 
 
+@pytest.mark.dense
 def test_other_topics_are_refused_while_it_runs(one_broker: Arena, group: str) -> None:
     stage, source = Stage(one_broker, group, "thread"), one_broker.topic(1)
     stage.rungs(source, 1)
@@ -423,6 +433,7 @@ def test_other_topics_are_refused_while_it_runs(one_broker: Arena, group: str) -
         app.subscribe(source, one_broker.topic(1))
 
 
+@pytest.mark.dense
 def test_attempts_in_place_come_before_each_rung_and_only_they_hold_the_partition(arena: Arena, group: str) -> None:
     stage, source, dead = Stage(arena, group, "thread"), arena.topic(1), arena.topic(1)
     stage.rungs(source, 2)
@@ -460,6 +471,7 @@ def send_with_origins(arena: Arena, topic: str, pairs: list[tuple[str, str | Non
     assert producer.flush(20) == 0
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize(
     ("store", "form"),
     [
@@ -482,6 +494,7 @@ def test_a_record_that_was_sent_twice_is_handled_once_if_repeats_are_dropped(
     assert (report.skipped, again.skipped) == (0, 0)
 
 
+@pytest.mark.dense
 def test_another_group_takes_it_in_by_itself_and_who_did_not_ask_takes_all(
     request: pytest.FixtureRequest, one_broker: Arena, group: str
 ) -> None:
@@ -496,6 +509,7 @@ def test_another_group_takes_it_in_by_itself_and_who_did_not_ask_takes_all(
     assert stage.effects() == ["a"] * 4
 
 
+@pytest.mark.dense
 def test_what_was_rolled_back_was_not_taken_in(request: pytest.FixtureRequest, one_broker: Arena, group: str) -> None:
     stage, source = staged(request, one_broker, group, "postgres", "tx"), one_broker.topic(1)
     send_with_origins(one_broker, source, [("a", "o1"), ("bad", "o2"), ("b", "o3")])

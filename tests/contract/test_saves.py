@@ -60,6 +60,7 @@ def app_on(arena: Arena, group: str, store: SlowStore, topic: str, seen: list[st
     return app
 
 
+@pytest.mark.dense
 def test_a_slow_claim_delays_no_save_of_another_partition(arena: Arena, group: str) -> None:
     topic, store, seen = arena.topic(2), SlowStore(), list[str]()
     app = app_on(arena, group, store, topic, seen)

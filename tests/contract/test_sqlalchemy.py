@@ -191,6 +191,7 @@ def async_shop(broker: Arena, async_store: PostgresStore, database: psycopg.Conn
 
 
 class TestARun:
+    @pytest.mark.dense
     def test_has_one_effect_a_record_with_a_session(self, shop: Shop) -> None:
         @shop.app.consume(shop.topic)
         def write(value: str, session: Session) -> None:
@@ -210,6 +211,7 @@ class TestARun:
         shop.app.catch_up(idle=0.3)
         shop.assert_once()
 
+    @pytest.mark.dense
     def test_has_one_effect_a_record_of_a_batch(self, shop: Shop) -> None:
         @shop.app.consume(shop.topic)
         def write(batch: list[str], session: Session) -> None:
@@ -218,6 +220,7 @@ class TestARun:
         shop.app.catch_up(idle=0.3)
         shop.assert_once()
 
+    @pytest.mark.dense
     @pytest.mark.parametrize("queries", [True, False], ids=["found by a query", "found at the end"])
     def test_skips_only_the_record_whose_flush_fails(self, shop: Shop, queries: bool) -> None:
         """Also where it fails late: in a query of a later record, which flushes, or at the end of the transaction."""
@@ -245,6 +248,7 @@ class TestARun:
         shop.app.catch_up(idle=0.3)
         shop.assert_once(without=bad)
 
+    @pytest.mark.dense
     def test_skips_only_the_record_that_a_deferred_constraint_refuses_at_commit(self, shop: Shop) -> None:
         bad = frozenset({"0:77"})
 
@@ -258,6 +262,7 @@ class TestARun:
         shop.app.catch_up(idle=0.3)
         shop.assert_once(without=bad)
 
+    @pytest.mark.dense
     def test_stops_at_a_handler_that_commits(self, shop: Shop) -> None:
         @shop.app.consume(shop.topic)
         def write(value: str, session: Session) -> None:

@@ -337,6 +337,7 @@ def test_two_patterns_that_match_one_topic_are_an_error_when_there_is_one(arena:
     assert not members.seen
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize(
     "protocol",
     [

@@ -103,6 +103,7 @@ def held(app: App) -> dict[Partition, str]:
     return {p: trouble.code for engine in engines for p, trouble in engine.loop.snapshot.held.items()}
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("compression", ["none", "lz4"])
 def test_a_damaged_batch_holds_its_partition_until_it_is_mended_or_passed(
     broker: LocalKafka, arena: Arena, group: str, compression: str

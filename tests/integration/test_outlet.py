@@ -98,6 +98,7 @@ def values(bootstrap: str, topic: str) -> list[bytes | None]:
 # What is delivered
 
 
+@pytest.mark.dense
 def test_what_was_confirmed_is_in_the_topic_as_it_was_given(arena: Arena, outlet: Outlet) -> None:
     topic = arena.topic(1)
     sent = [record(topic, {"id": 1}, "k", a="b", c=""), record(topic, None, "k"), record(topic, b"", "")]
@@ -121,6 +122,7 @@ def test_nothing_to_send_is_done_at_once_and_opens_no_connection(monkeypatch: py
         Outlet(producer_settings("127.0.0.1:1", {}), "test").open()
 
 
+@pytest.mark.dense
 def test_a_thread_that_delivers_in_turn_finds_its_records_in_that_order(arena: Arena, outlet: Outlet) -> None:
     topic = arena.topic(4)
 
@@ -136,6 +138,7 @@ def test_a_thread_that_delivers_in_turn_finds_its_records_in_that_order(arena: A
     assert by_key == {b"key-%d" % n: list(range(500)) for n in range(4)}
 
 
+@pytest.mark.dense
 def test_fifty_thousand_records_from_four_threads_are_all_confirmed_and_once(arena: Arena, outlet: Outlet) -> None:
     topic = arena.topic(4)
     done: list[Future[None]] = []
@@ -159,6 +162,7 @@ def test_one_record_says_where_it_was_written(arena: Arena, outlet: Outlet) -> N
     assert outlet.write(record(topic, b"x", "k")).result(WITHIN)[0].topic == topic
 
 
+@pytest.mark.dense
 def test_a_full_queue_is_waited_out(arena: Arena) -> None:
     topic = arena.topic(1)
     with outlet_to(arena.bootstrap, {"queue.buffering.max.messages": 10}) as outlet:
@@ -181,6 +185,7 @@ def test_a_broker_that_was_killed_and_restarted_costs_and_doubles_no_record(brea
 # What fails
 
 
+@pytest.mark.dense
 def test_a_record_that_the_client_refuses_fails_the_future_and_stops_those_after_it(
     arena: Arena, outlet: Outlet
 ) -> None:
@@ -326,6 +331,7 @@ def test_what_those_who_wait_for_a_delivery_raise_harms_nobody(
 # The end
 
 
+@pytest.mark.dense
 def test_closing_waits_for_what_is_under_way(arena: Arena, outlet: Outlet) -> None:
     topic = arena.topic(1)
     future = outlet.deliver(records(topic, range(5000)))
@@ -357,6 +363,7 @@ def test_after_it_was_closed_nothing_can_be_sent(arena: Arena, outlet: Outlet) -
         outlet.deliver([record(topic, "b")])
 
 
+@pytest.mark.dense
 def test_in_a_fork_nothing_can_be_sent_through_the_parents_producer(arena: Arena, outlet: Outlet) -> None:
     topic = arena.topic(1)
     outlet.deliver([record(topic, "a")]).result(WITHIN)
@@ -433,6 +440,7 @@ def test_a_confirmed_delivery_stands_on_settings_that_stay() -> None:
     assert settings["bootstrap.servers"] == "broker:9092"
 
 
+@pytest.mark.dense
 def test_what_only_consumers_know_is_passed_over_in_silence(arena: Arena, capfd: pytest.CaptureFixture[str]) -> None:
     topic = arena.topic(1)
     known_to_consumers: dict[str, ClientValue] = {

@@ -240,6 +240,7 @@ def test_a_stop_while_they_are_built_is_not_forgotten(arena: Arena, group: str) 
 # One that fails
 
 
+@pytest.mark.dense
 @made
 def test_one_that_cannot_be_built_stops_the_start_and_those_before_it_are_closed(
     arena: Arena, group: str, declare: Callable[[App, list[str]], None]
@@ -298,6 +299,7 @@ def test_a_consumer_that_cannot_be_made_leaves_nothing_behind(arena: Arena, grou
     eventually(lambda: set(threading.enumerate()) <= before, what="no thread is left")
 
 
+@pytest.mark.dense
 @made
 def test_one_that_cannot_be_closed_fails_the_run_and_what_was_handled_stays_committed(
     arena: Arena, group: str, declare: Callable[[App, list[str]], None]
@@ -339,6 +341,7 @@ def test_a_handler_s_failure_goes_before_that_of_a_resource(arena: Arena, group:
         app.catch_up(idle=0.2)
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("is_async", [False, True])
 def test_one_that_hangs_when_it_is_closed_is_left_behind_at_the_app_s_own_deadline(
     arena: Arena, group: str, is_async: bool
@@ -516,6 +519,7 @@ def service(arena: Arena, group: str, tmp_path: Path) -> Iterator[Callable[..., 
         each.process.wait()
 
 
+@pytest.mark.dense
 def test_sigterm_closes_them_after_the_drain(service: Callable[..., Service], arena: Arena, group: str) -> None:
     running = service(GOOD, shutdown=30)
     running.awaits("handled")
@@ -526,6 +530,7 @@ def test_sigterm_closes_them_after_the_drain(service: Callable[..., Service], ar
     assert stored(arena, group, running.topic) == 1
 
 
+@pytest.mark.dense
 def test_one_that_cannot_be_built_ends_the_process_with_1_and_its_cause(
     service: Callable[..., Service], arena: Arena, group: str
 ) -> None:
@@ -548,6 +553,7 @@ def test_one_that_asks_for_what_nobody_provides_is_refused_before_any_is_built(
     assert "stock built" not in err
 
 
+@pytest.mark.dense
 def test_one_that_cannot_be_closed_ends_the_process_with_1_and_its_cause(
     service: Callable[..., Service], arena: Arena, group: str
 ) -> None:
@@ -561,6 +567,7 @@ def test_one_that_cannot_be_closed_ends_the_process_with_1_and_its_cause(
     assert stored(arena, group, failed.topic) == 1
 
 
+@pytest.mark.dense
 @pytest.mark.parametrize("prices", [HANGS, HANGS_IN_A_THREAD_OF_THE_LOOP])
 def test_one_that_hangs_when_it_is_closed_does_not_keep_the_process(
     service: Callable[..., Service], arena: Arena, group: str, prices: str
