@@ -97,10 +97,12 @@ def break_while_working(
             await_rows(workers, effects, due)
             assert effects.rows < RECORDS, "the work was done before the faults: give it more"
             ways[number % len(ways)]()
+        while not any(noticed in worker.log for worker in workers.members):  # it was back before anybody asked
+            assert effects.rows < RECORDS, "nobody noticed a fault"
+            ways[-1]()
         await_rows(workers, effects, RECORDS)
         workers.await_work(lambda: effects.distinct == RECORDS, within=PATIENCE, what="every record has its effect")
         workers.assert_liveness(PARTITIONS)
-        assert any(noticed in worker.log for worker in workers.members), "nobody noticed a fault"
     assert (effects.rows, effects.distinct) == (RECORDS + PARTITIONS,) * 2, "rows = distinct = produced"
 
 
