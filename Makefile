@@ -17,7 +17,7 @@ PIP := $(BIN)/python -m pip --quiet
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo orders migration lakehouse test chaos lint docs check bench clean
+.PHONY: help demo orders migration lakehouse test chaos lint docs check bench dist clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,13 +25,13 @@ help: ## list these commands
 demo: $(VENV)/.base ## see it work: a broker, two consumers, one killed with kill -9; then the counts
 	@$(BIN)/kconsume demo
 
-orders: $(VENV)/.examples ## an example: three services, killed with kill -9 while orders come in; then their books
+orders: $(VENV)/.orders ## an example: three services, killed with kill -9 while orders come in; then their books
 	@$(BIN)/python -m examples.orders
 
-migration: $(VENV)/.examples ## an example: a plain loop and the same on kconsume, killed at the same places; then the counts
+migration: $(VENV)/.base ## an example: a plain loop and the same on kconsume, killed at the same places; then the counts
 	@$(BIN)/python -m examples.migration
 
-lakehouse: $(VENV)/.examples ## an example: clicks into parquet and PostgreSQL by Spark, killed with kill -9; then the counts, and a picture
+lakehouse: $(VENV)/.lakehouse ## an example: clicks into parquet and PostgreSQL by Spark, killed with kill -9; then the counts, and a picture
 	@$(BIN)/python -m examples.lakehouse
 
 test: $(VENV)/.test ## run every test, on a real Kafka
@@ -42,10 +42,11 @@ chaos: $(VENV)/.test ## the faults at length: kills, zombies, cut connections, r
 	@$(BIN)/python -m kconsume.testing.services
 	@KCONSUME_TEST_CHAOS=long $(BIN)/python -m pytest --verbose --capture=no tests/chaos tests/spark
 
-lint: $(VENV)/.test ## ruff and mypy
+lint: $(VENV)/.test ## ruff, mypy, and who may import what
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/ruff format --check --quiet
 	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/lint-imports > /dev/null || $(BIN)/lint-imports
 
 docs: $(VENV)/.docs ## build the documentation into site/; a broken link is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -55,6 +56,11 @@ check: lint ## what to run before a commit: lint and the unit tests
 
 bench: $(VENV)/.test ## measure, on a real Kafka
 	@$(BIN)/python -m benchmarks
+
+dist: $(VENV)/.made ## build the packages for an index: make dist URL=https://the.repository/of/kconsume
+	@test -n "$(URL)" || { echo "Say where the repository is, so that links work on the index: make dist URL=https://…" >&2; exit 1; }
+	@$(PIP) install build
+	@PROJECT_URL=$(URL) $(BIN)/python -m build --outdir dist
 
 clean: ## remove what these commands made in this folder
 	@rm -rf $(VENV) build dist site lakehouse.png .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -67,9 +73,14 @@ $(VENV)/.base: $(VENV)/.made pyproject.toml
 	@$(PIP) install --editable .
 	@touch $@
 
-$(VENV)/.examples: $(VENV)/.made pyproject.toml
-	@echo "Installing kconsume and what the examples need into $(VENV) …"
-	@$(PIP) install --editable . --group examples
+$(VENV)/.orders: $(VENV)/.made pyproject.toml
+	@echo "Installing kconsume and what the example needs (FastAPI, PostgreSQL) into $(VENV) …"
+	@$(PIP) install --editable . --group orders
+	@touch $@ $(VENV)/.base
+
+$(VENV)/.lakehouse: $(VENV)/.made pyproject.toml
+	@echo "Installing kconsume and what the example needs (Spark, Java, PostgreSQL) into $(VENV) …"
+	@$(PIP) install --editable . --group lakehouse
 	@touch $@ $(VENV)/.base
 
 $(VENV)/.docs: $(VENV)/.made pyproject.toml
@@ -80,7 +91,7 @@ $(VENV)/.docs: $(VENV)/.made pyproject.toml
 $(VENV)/.test: $(VENV)/.made pyproject.toml
 	@echo "Installing kconsume, its tests and its linters into $(VENV) …"
 	@$(PIP) install --editable . --group test --group lint
-	@touch $@ $(VENV)/.base $(VENV)/.examples
+	@touch $@ $(VENV)/.base $(VENV)/.orders $(VENV)/.lakehouse
 
 # Not `python3 -m venv` alone: its pip may be older than 25.1, which does not know --group.
 $(VENV)/.made:

@@ -1,4 +1,4 @@
-"""Speed, as ratios against what a person would write by hand. `benchmarks/README.md` says how to read them.
+"""Speed, as ratios against what a user would write by hand. `benchmarks/README.md` explains the figures.
 
-Nothing is imported here: `cases/start` measures the start of a process that passes through this file.
+Must not import anything: `cases/start` measures the start of a process that imports this file.
 """

@@ -22,7 +22,7 @@ from kconsume.testing.services import kafka_service, postgres_service, redis_ser
 
 Addresses = Mapping[Database, str]
 
-_TABLE_WIDTH = 100  # where it goes to a file, too: cropped figures are none
+_TABLE_WIDTH = 100  # also if the output is a file, because the table must not be cropped
 _began = time.monotonic()
 
 
@@ -30,20 +30,27 @@ def _cases_help() -> str:
     return "\b\n" + "\n".join(f"{case.name:<17} {case.bar!s:<9} {case.about}" for case in CASES.values())
 
 
-@click.command(help=f"{__doc__}\n\nCases (all, if none is named) and their bars:\n\n{_cases_help()}")
+@click.command(help=f"{__doc__}\n\nCases (all by default) and their bars:\n\n{_cases_help()}")
 @click.argument("cases", nargs=-1, type=click.Choice(list(CASES)))
 @click.option(
-    "--rounds", type=click.IntRange(min=1), default=8, show_default=True, help="Even: each side is first as often."
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    help="An even number, so that each side is first equally often.",
 )
 @click.option(
     "--records",
     type=click.IntRange(min=4000),
     default=1_000_000,
     show_default=True,
-    help="Fewer are a smoke test, not a measurement.",
+    help="With fewer, the run is a smoke test, not a measurement.",
 )
 @click.option(
-    "--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write every round's figures here."
+    "--json",
+    "file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the figures of every round to this file.",
 )
 def main(cases: tuple[str, ...], rounds: int, records: int, file: Path | None) -> None:
     chosen = [CASES[name] for name in dict.fromkeys(cases or CASES)]
@@ -56,7 +63,7 @@ def main(cases: tuple[str, ...], rounds: int, records: int, file: Path | None) -
             addresses = databases(chosen, services)
             results.extend(_measure(chosen, kafka.bootstrap, addresses, rounds, records))
     except (ServiceUnavailable, SideFailed) as failed:
-        _show(results)  # what was measured before it
+        _show(results)  # what was measured before the failure
         raise click.ClickException(str(failed)) from failed
     if file is not None:
         write(file, results, broker, records)
@@ -65,7 +72,7 @@ def main(cases: tuple[str, ...], rounds: int, records: int, file: Path | None) -
 
 
 def databases(cases: Sequence[Case], services: ExitStack) -> Addresses:
-    """Those that a chosen case needs, and no others."""
+    """Start the databases that the chosen cases need, and no others. Returns their addresses."""
     wanted = {need for case in cases for need in case.needs}
     addresses: dict[Database, str] = {}
     if "postgres" in wanted:
@@ -89,12 +96,12 @@ def _measure(
 
 def _play(case: Case, shared: OrderTopics, bootstrap: str, addresses: Addresses, rounds: int, records: int) -> Result:
     with order_topics(bootstrap, _say) if case.own_topics else nullcontext(shared) as topics:
-        ours, theirs = (told(task, case, addresses) for task in case.tasks(topics, records))
+        ours, theirs = (with_addresses(task, case, addresses) for task in case.tasks(topics, records))
         return Result(case, play(case, (ours, theirs), rounds, _say))
 
 
-def told(task: Task, case: Case, addresses: Addresses) -> Task:
-    """The task with the addresses of what its case needs."""
+def with_addresses(task: Task, case: Case, addresses: Addresses) -> Task:
+    """Return the task with the addresses of the databases that its case needs."""
     return msgspec.structs.replace(task, **{need: addresses[need] for need in case.needs})
 
 
@@ -104,7 +111,7 @@ def _show(results: Sequence[Result]) -> None:
 
 
 def _say(line: str) -> None:
-    """Progress, on standard error: the table alone is on standard output."""
+    """Print progress to standard error. Standard output has only the table."""
     print(f"{time.monotonic() - _began:6.1f} s  {line}", file=sys.stderr, flush=True)
 
 

@@ -1,7 +1,7 @@
-"""What kconsume is measured against: the loop that a person writes on confluent-kafka, and nothing else.
+"""The bare loops on confluent-kafka that kconsume is measured against.
 
-It commits nothing, keeps no order across threads and survives no rebalance; every promise it does not keep
-is time it does not spend. It must not be made slower than a careful person would write it.
+They commit nothing, keep no order across threads and survive no rebalance, and each missing promise saves them time.
+They must not be slower than what a careful user would write.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 
-from kconsume.settings import ClientValue, client_settings
+from kconsume._config.client_settings import ClientValue, client_settings
 
-# Not typed further: narrowing `value()` would cost the loop a call, or a check, a record.
+# Not typed further: a narrower type of `value()` would cost the loop a call or a check for each record.
 Handler = Callable[..., None]
 AsyncHandler = Callable[..., Awaitable[None]]
 Decode = Callable[..., object]
 
 
 def same_settings(bootstrap: str, group: str) -> dict[str, ClientValue]:
-    """Exactly what `App.catch_up` gives the client, but for where to start: kconsume asks the store."""
+    """Exactly the client settings of `App.catch_up`, except for the start: kconsume asks the store for it."""
     return {**client_settings(bootstrap, group, {}), "auto.offset.reset": "earliest"}
 
 
 def own_defaults(bootstrap: str, group: str) -> dict[str, ClientValue]:
-    """The client as it comes."""
+    """The client's own defaults."""
     return {"bootstrap.servers": bootstrap, "group.id": group, "auto.offset.reset": "earliest"}
 
 
 def consume(settings: Mapping[str, ClientValue], topic: str, handler: Handler, total: int) -> int:
-    """Call the handler with each value until `total` records were seen; answers how many there were."""
+    """Call the handler with each value until `total` records were seen. Returns how many there were."""
     consumer = _subscribed(settings, topic)
     seen = 0
     while seen < total:
@@ -52,7 +52,7 @@ def consume_decoded(
     handler: Handler,
     total: int,
 ) -> int:
-    """The same with a decoder. Written out, because one more call a record would be a slower loop."""
+    """The same with a decoder. Written again, because one more call for each record would be a slower loop."""
     consumer = _subscribed(settings, topic)
     seen = 0
     while seen < total:
@@ -68,7 +68,7 @@ def consume_decoded(
 
 
 def consume_async(settings: Mapping[str, ClientValue], topic: str, handler: AsyncHandler, total: int) -> int:
-    """The same in an event loop. It waits for the client on the loop's thread: nothing else is on this loop."""
+    """The same in an event loop. It waits for the client on the loop's thread, because this loop has no other task."""
 
     async def main() -> int:
         consumer = _subscribed(settings, topic)
@@ -88,7 +88,7 @@ def consume_async(settings: Mapping[str, ClientValue], topic: str, handler: Asyn
 
 
 def consume_values(settings: Mapping[str, ClientValue], topic: str, handler: Handler, total: int) -> int:
-    """Call the handler with the list of values that each `consume(1000, 0.1)` brought."""
+    """Call the handler with the list of values that each `consume(1000, 0.1)` returned."""
     consumer = _subscribed(settings, topic)
     seen = 0
     while seen < total:
@@ -104,7 +104,7 @@ def consume_values(settings: Mapping[str, ClientValue], topic: str, handler: Han
 
 
 def consume_messages(settings: Mapping[str, ClientValue], topic: str, handler: Handler, total: int) -> int:
-    """Call the handler with the list of messages that each `consume(1000, 0.1)` brought, and read nothing of them."""
+    """Call the handler with the list of messages that each `consume(1000, 0.1)` returned. Read nothing of them."""
     consumer = _subscribed(settings, topic)
     seen = 0
     while seen < total:
@@ -132,7 +132,7 @@ def _must_be_ends(messages: Sequence[Message]) -> None:
 
 
 def _not_a_record(error: KafkaError) -> int:
-    """The end of a partition is an event, not a record; anything else spoils the run."""
+    """Return 1 for the end of a partition, which is an event and not a record. Raise for any other error."""
     if error.code() != KafkaError._PARTITION_EOF:
         raise KafkaException(error)
     return 1

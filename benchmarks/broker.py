@@ -1,6 +1,6 @@
-"""The topics of a run, on its one real broker: made when a case first needs them, deleted at the end.
+"""The topics of a run on its real broker: created when a case first needs them, deleted at the end.
 
-Writing is done before any side runs, never while one is measured.
+They are filled before a side runs, never while one is measured.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.fix_kafka import create_topic, delete_topics, produce, unique
 
 
 class OrderTopics:
-    """See `case.Topics`."""
+    """Implements `case.Topics`."""
 
     def __init__(self, bootstrap: str, say: Callable[[str], None]) -> None:
         self._bootstrap = bootstrap
@@ -34,7 +34,7 @@ class OrderTopics:
         return Task(self._bootstrap, self._made[records, form], orders.counted(records))
 
     def drop(self) -> None:
-        """Delete every topic that was made; the groups' offsets go with them."""
+        """Delete every created topic, and with it the offsets of the groups."""
         delete_topics(self._admin, list(self._made.values()))
         self._made.clear()
 

@@ -1,7 +1,7 @@
-"""What a case is: two sides that do the same work, and the bar that they must meet when they are compared.
+"""A case: two sides that do the same work, and the bar that their comparison must meet.
 
-A side runs in a fresh process (`side.py`), gets a `Task` and answers with a `Measured`; it must check its own
-counts and raise when a record is missing or came twice. The two sides of a case must be measured alike.
+A side runs in a fresh process (`side.py`), gets a `Task` and returns a `Measured`. It must check its own counts, and
+raise if a record is missing or came twice. The two sides of a case must be measured alike.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ Database = Literal["postgres", "redis"]
 
 
 class Task(msgspec.Struct, frozen=True):
-    """What one side is to do in one run."""
+    """The work of one side in one run."""
 
     bootstrap: str
     topic: str
     records: int
-    """Orders between the marks; `orders.total` says what lies around them."""
+    """The number of orders between the marks. `orders.total` is the number of all records."""
     group: str = ""
     """A new one for each run."""
     transaction: int | None = None
-    """How many records kconsume had in a transaction, for a side that is to do the same."""
+    """How many records kconsume had in a transaction, for a side that must do the same."""
     postgres: str = ""
     redis: str = ""
     """Addresses, for a case that needs them."""
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """What one run came to."""
+    """The result of one side in one run."""
 
     figure: float
-    """In the case's unit; compared is ours with theirs."""
+    """In the unit of the case. The figures of both sides are compared."""
     cpu: float
-    """Seconds of CPU, all threads of the process."""
+    """Seconds of CPU time of all threads of the process."""
     records: int
-    """What the CPU time is divided by."""
+    """The number of records by which the CPU time is divided."""
     transaction: int | None = None
 
 
 class Unit(NamedTuple):
-    """How figures are written: `text.format(figure)`; CPU as `cpu` seconds times `cpu_scale` a record."""
+    """How figures are shown: `text.format(figure)`; the CPU seconds of a record, times `cpu_scale`, by `cpu`."""
 
     text: str
     cpu: str = "{:.2f} µs"
@@ -61,10 +61,10 @@ class Unit(NamedTuple):
 
 
 class Topics(Protocol):
-    """Topics with orders, made when first asked for and then shared."""
+    """Topics with orders, created at the first request and then shared."""
 
     def orders(self, records: int, form: Form = "bytes") -> Task:
-        """A task on a topic with so many orders in it."""
+        """Return a task on a topic with this many orders."""
         ...
 
 
@@ -76,20 +76,20 @@ class Case(ABC):
     bar: ClassVar[Bar]
     unit: ClassVar[Unit] = Unit("{:,.0f}/s")
     names: ClassVar[tuple[str, str]] = ("kconsume", "bare loop")
-    """What the sides are called."""
+    """The names of the sides in the table."""
     most_rounds: ClassVar[int | None] = None
-    """For a case whose rounds are long and alike."""
+    """A limit for a case whose rounds are long and alike."""
     warm_up: ClassVar[bool] = True
-    """Whether a first round is run and thrown away: it pays for cold caches and for the broker's JIT."""
+    """True if a first round is run and discarded: it pays for cold caches and for the broker's JIT."""
 
     needs: ClassVar[tuple[Database, ...]] = ()
-    """What must be there besides the broker; its address is in the task."""
+    """The databases that the case needs besides the broker. Their addresses are in the task."""
 
     own_topics: ClassVar[bool] = False
-    """Whether its topics are too large to keep until the end of the run."""
+    """True if its topics are too large to keep until the end of the run."""
 
     def tasks(self, topics: Topics, records: int) -> tuple[Task, Task]:
-        """Ours and theirs; the same unless the case is about the difference."""
+        """Return the tasks of both sides. They are the same, unless the case is about their difference."""
         task = topics.orders(records)
         return task, task
 

@@ -1,6 +1,6 @@
 """The kconsume side of the cases that read a topic to its end, and the check of its counts.
 
-Uses what every user has: `App`, the decorator, `catch_up`, its report.
+Uses only the public API: `App`, the decorator, `catch_up`, its report.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kconsume import App
 
 
 def catch_up(app: App, task: Task) -> int:
-    """Consume the whole topic, every partition committed to its end; answers how many records were handled."""
+    """Consume the whole topic, and commit every partition to its end. Returns how many records were handled."""
     report = app.catch_up(idle=0.5)
     wanted = orders.total(task.records)
     seen = (report.handled, report.skipped, sum(report.committed.values()))
@@ -23,10 +23,10 @@ def catch_up(app: App, task: Task) -> int:
 
 
 def rate(task: Task, seen: int, between: int | None = None) -> Measured:
-    """Records a second, for either side, after all records were `seen`.
+    """Return the records per second of either side, after all records were `seen`.
 
-    `between`: how many were handled from the first mark to the last, where that is known. Elsewhere it is taken
-    as the orders alone: what partitions that end early add of their lead-out counts for neither side.
+    between: how many records were handled from the first mark to the last, if that is known. By default the number of
+        orders: records behind the last mark of a partition that ends early count for neither side.
     """
     _check(task, seen)
     seconds, cpu = marks.span()
@@ -35,13 +35,13 @@ def rate(task: Task, seen: int, between: int | None = None) -> Measured:
 
 
 def cost(task: Task, seen: int) -> Measured:
-    """Nanoseconds of CPU a record, for cases whose bar is finer than what the time on the wall can show."""
+    """Return the nanoseconds of CPU per record, for cases whose bar is finer than wall time can measure."""
     measured = rate(task, seen)
     return msgspec.structs.replace(measured, figure=measured.cpu / measured.records * 1e9)
 
 
 def tallied_cost(task: Task, seen: int) -> Measured:
-    """The same for handlers that count whole batches."""
+    """The same as `cost`, for handlers that count whole batches."""
     _check(task, seen)
     _check(task, marks.tallied())
     span, count = marks.stretch(task.records)
@@ -49,7 +49,7 @@ def tallied_cost(task: Task, seen: int) -> Measured:
 
 
 def committed_rate(task: Task, effects: int) -> Measured:
-    """Records a second by the transactions that committed, for either side, after so many `effects` were found."""
+    """Return the records per second by the commits of either side, after this many `effects` were found."""
     _check(task, effects)
     _check(task, marks.tallied())
     span, count = marks.stretch(task.records)

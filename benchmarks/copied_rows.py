@@ -1,6 +1,6 @@
-"""What the sides of `spark-ledger` do in executors: the same COPY, with and without a range in its transaction.
+"""The work of both sides of `spark-ledger` in executors: the same COPY, with and without a range in its transaction.
 
-A module, because executors import it.
+This is a module of its own, because executors import it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def copy(rows: Iterator[pa.RecordBatch], tx: psycopg.Connection) -> None:
 
 
 class BareTask:
-    """A connection kept for the next task, a transaction a task, and nothing else."""
+    """Keeps a connection for the next task, and runs one transaction for each task."""
 
     _connections: ClassVar[dict[str, psycopg.Connection[Any]]] = {}
 

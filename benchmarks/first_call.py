@@ -1,4 +1,4 @@
-"""A program on kconsume that says when its handler is first called. Started by `cases/start.py`."""
+"""A program on kconsume that prints when its handler is first called. Started by `cases/start.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ app = App(bootstrap, group=group)
 
 
 @app.consume(topic)
-def say(value: bytes) -> None:  # noqa: ARG001  (what is in it does not matter)
+def say(value: bytes) -> None:  # noqa: ARG001  (its content does not matter)
     print(time.monotonic(), time.process_time(), flush=True)
     app.stop()
 

@@ -1,6 +1,6 @@
-"""A program on confluent-kafka that says when it has its first message. Started by `cases/start.py`.
+"""A program on confluent-kafka that prints when it has its first message. Started by `cases/start.py`.
 
-Imports nothing of kconsume: the settings come as arguments.
+Must not import kconsume. The settings come as arguments.
 """
 
 from __future__ import annotations

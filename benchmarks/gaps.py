@@ -1,10 +1,11 @@
-"""How long partitions that do not move stand still while others do: a distribution, not a ratio (promise P6).
+"""How long partitions that do not move get no records in a rebalance: a distribution, not a ratio (promise P6).
 
     .venv/bin/python -m benchmarks.gaps --rounds 10
 
-Every partition gets a record each 10 ms. One member stays, another joins and leaves. Of the partitions that the first
-one has before and after, the longest time between two records handled is taken, around each join and each leave; beside
-it stands the same without any rebalance. That nothing was lost, and that each partition kept its order, is asserted.
+Every partition gets a record each 10 ms. One member stays, another joins and leaves. For the partitions that the
+first member has before and after, the longest time between two handled records is measured, around each join and each
+leave. For comparison, the same is measured without a rebalance. The run asserts that no record was lost, and that
+each partition kept its order.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from kconsume import App, Record
-from kconsume.settings import ClientValue
+from kconsume._config.client_settings import ClientValue
 from kconsume.testing.services import kafka_service
 from tests.fix_arena import PROTOCOLS
 from tests.fix_kafka import create_topic, unique
@@ -33,19 +34,19 @@ from tests.waiting import eventually
 PARTITIONS = 8
 EVERY = 0.01
 AROUND = 3.0
-"""Seconds that are looked at from each join or leave."""
+"""Seconds that are measured after each join or leave."""
 BUDGET = 1.0
 """Seconds: the bound of P6, for fenced stores."""
 
 Seen = dict[int, list[tuple[float, int]]]
-"""For each partition, when which offset was handled."""
+"""For each partition, the time and the offset of each handled record."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=10)
     rounds: int = parser.parse_args().rounds
-    print("the longest time without a record of a partition that does not move, around a join or a leave")
+    print("longest time without a record, of partitions that do not move, around a join or a leave")
     print(f"{'protocol':<12} {'work':<9} {'at rest':>9} {'median':>9} {'longest':>9}")
     missed = False
     with kafka_service() as kafka:
@@ -61,7 +62,10 @@ def main() -> int:
 def measure(
     bootstrap: str, protocol: Mapping[str, ClientValue], rounds: int, seconds: float
 ) -> tuple[float, list[float]]:
-    """The longest gap at rest, and those of all joins and leaves. `seconds`: what every hundredth record takes."""
+    """Return the longest gap at rest, and the gaps of all joins and leaves.
+
+    seconds: how long the handling of every hundredth record takes.
+    """
     topic, group, seen = unique("gaps"), unique("gaps"), {n: list[tuple[float, int]]() for n in range(PARTITIONS)}
     create_topic(AdminClient({"bootstrap.servers": bootstrap, "log_level": 0}), topic, PARTITIONS)
     with tempfile.TemporaryDirectory() as folder:
@@ -90,7 +94,7 @@ def measure(
 def join_and_leave(member: Callable[[], App], first: App, seen: Seen) -> Iterator[float]:
     began = time.monotonic()
     with member().running() as second:
-        # To the end: the one who joins hears of its partitions with its next heartbeat.
+        # Wait until the end: a new member learns its partitions with its next heartbeat.
         eventually(lambda: len(held(first)) == len(held(second)) == PARTITIONS // 2, what="half of them have moved")
         staying = held(first)
         time.sleep(max(0.0, began + AROUND - time.monotonic()))
@@ -104,11 +108,11 @@ def join_and_leave(member: Callable[[], App], first: App, seen: Seen) -> Iterato
 def held(app: App) -> set[int]:
     supervisor = app._supervisor
     assert supervisor is not None
-    return {p.number for p in list(supervisor.engines[0].tenancy.holdings)}
+    return {p.number for p in list(supervisor.consumers[0].assignment.partitions)}
 
 
 def gap(seen: Seen, partitions: set[int], since: float) -> float:
-    """The longest time without a record of one of these, since then."""
+    """Return the longest time without a record in one of these partitions, since then."""
     longest = 0.0
     for partition in partitions:
         times = [at for at, _ in list(seen[partition]) if at >= since - EVERY]
@@ -118,7 +122,7 @@ def gap(seen: Seen, partitions: set[int], since: float) -> float:
 
 @contextmanager
 def writing(bootstrap: str, topic: str) -> Iterator[Callable[[], int]]:
-    """A record to each partition every 10 ms; answers how many there are when it has ended."""
+    """Write a record to each partition every 10 ms. The yielded function stops it, and returns the number written."""
     done, count = threading.Event(), 0
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0, "enable.idempotence": True})
 
@@ -145,7 +149,7 @@ def writing(bootstrap: str, topic: str) -> Iterator[Callable[[], int]]:
 
 
 def _check(written: int, first: Seen, second: Seen) -> None:
-    """Both have ended: what they handled has no hole below its end, and was handled in order by each."""
+    """After both members have ended: check that no offset is missing, and that each member kept the order."""
     for partition in range(PARTITIONS):
         for seen in (first, second):
             offsets = [offset for _, offset in seen[partition]]

@@ -1,7 +1,7 @@
-"""Orders written to PostgreSQL: by kconsume, exactly once, and by the programs that a person writes without it.
+"""Orders written to PostgreSQL: by kconsume, exactly once, and by the programs that a user writes without it.
 
-All sides call the same handlers with the same decoding, on connections with the same settings, and tally after each
-commit. Each run has a database of its own. Imported when a case runs, so that the others' processes have no psycopg.
+All sides call the same handlers with the same decoding, on connections with the same settings, and count after each
+commit. Each run has its own database. Imported only when a case runs, so that other cases do not load psycopg.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import msgspec
@@ -23,7 +24,8 @@ from benchmarks.marks import mean_tally, stretch, tallied, tally
 from benchmarks.orders import MARKS, PARTITIONS, Order
 from benchmarks.witness import WitnessedTx, witnessed
 from kconsume import App
-from kconsume.backends.postgres import PostgresStore
+from kconsume.backends.capabilities import Capabilities
+from kconsume.backends.postgres.store import PostgresStore
 from kconsume.records import Partition
 
 _TABLE = """create table orders (
@@ -40,7 +42,7 @@ Handler = Callable[[Order, psycopg.Connection], None]
 BatchHandler = Callable[[list[Order], psycopg.Connection], None]
 
 
-# The handlers, of all sides
+# The handlers of all sides
 
 
 def insert(order: Order, tx: psycopg.Connection) -> None:
@@ -57,6 +59,10 @@ def copy(batch: list[Order], tx: psycopg.Connection) -> None:
 
 
 class WitnessedPostgres(PostgresStore):
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, numbers_rows=False)
+
     @contextmanager
     def transaction(self, group: str, partition: Partition, epoch: int) -> Iterator[WitnessedTx]:
         with witnessed(super().transaction(group, partition, epoch)) as tx:
@@ -84,7 +90,7 @@ def insert_and_send(order: Order, tx: psycopg.Connection) -> Order:
 
 
 class WitnessedOutbox(PostgresStore):
-    """Counts what has left: confirmed by the broker, and deleted here."""
+    """Counts the rows that the broker has confirmed and that were then deleted."""
 
     def delivered(self, group: str, numbers: Mapping[Partition, Sequence[int]]) -> None:
         super().delivered(group, numbers)
@@ -100,15 +106,15 @@ def through_the_outbox(task: Task, target: str) -> Measured:
         store.close()
         with _connect(url) as connection:
             if (left := connection.execute("select count(*) from kconsume_outbox").fetchone()) != (0,):
-                raise AssertionError(f"rows that are left in the outbox: {left}")
+                raise AssertionError(f"rows left in the outbox: {left}")
         return committed_rate(task, _effects(url))
 
 
-# Without it, and without Kafka
+# Without kconsume, and without Kafka
 
 
 def one_by_one(task: Task, *, pipelined: bool) -> Measured:
-    """An insert a record, each waited for, or all of a transaction in one pipeline."""
+    """One insert for each record: each waited for, or all of a transaction in one pipeline."""
     with _database(task.postgres) as url, _connect(url) as connection:
         for part in _parts(task):
             way: AbstractContextManager[object] = connection.pipeline() if pipelined else nullcontext()
@@ -120,7 +126,7 @@ def one_by_one(task: Task, *, pipelined: bool) -> Measured:
 
 
 def copied(task: Task) -> Measured:
-    """A COPY and a transaction a batch."""
+    """One COPY and one transaction for each batch."""
     with _database(task.postgres) as url, _connect(url) as connection:
         for part in _parts(task):
             with connection.transaction():
@@ -130,17 +136,17 @@ def copied(task: Task) -> Measured:
 
 
 def _parts(task: Task) -> Sequence[Sequence[bytes]]:
-    """All values in memory, cut into transactions as large as kconsume's were."""
-    assert task.transaction is not None  # the warm-up has kconsume first, so that it is known
+    """Return all values, divided into transactions of the size that kconsume had."""
+    assert task.transaction is not None  # known, because kconsume is first in the warm-up
     values = [value for partition in range(PARTITIONS) for value in orders.values(partition, task.records, "typed")]
     return [values[first : first + task.transaction] for first in range(0, len(values), task.transaction)]
 
 
-# Without it, with Kafka
+# Without kconsume, with Kafka
 
 
 def usual_loop(task: Task) -> Measured:
-    """Poll one, one transaction, one synchronous commit, until `records` are done: what lies behind is left."""
+    """For each of `records` records: one poll, one transaction, one synchronous commit. Later records are not read."""
     consumer = Consumer({**bare.own_defaults(task.bootstrap, task.group), "enable.auto.commit": False})
     consumer.subscribe([task.topic])
     with _database(task.postgres) as url, _connect(url) as connection:
@@ -166,26 +172,26 @@ def usual_loop(task: Task) -> Measured:
 
 @contextmanager
 def _database(address: str) -> Iterator[str]:
-    """With an empty table for orders; the address of it."""
+    """Create a database with an empty table for orders. Yields its address."""
     name = f"bench_{uuid.uuid4().hex[:12]}"
     url = urlsplit(address)._replace(path=f"/{name}").geturl()
-    with psycopg.connect(address, autocommit=True) as desk:
-        desk.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+    with psycopg.connect(address, autocommit=True) as admin:
+        admin.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
         try:
             with _connect(url) as connection:
                 connection.execute(_TABLE)
             yield url
         finally:
-            desk.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+            admin.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
 
 
 def _connect(url: str) -> psycopg.Connection:
-    """With the settings of kconsume's own connections: it prepares nothing, because of poolers."""
+    """Connect with the settings of kconsume's own connections, which prepare no statement because of poolers."""
     return psycopg.connect(url, autocommit=True, prepare_threshold=None)
 
 
 def _effects(url: str) -> int:
-    """How many rows there are; fails when an order is there twice. The marks alone are alike."""
+    """Return the number of rows. Raises if an order is there twice. Only the marks are equal."""
     with _connect(url) as connection:
         found = connection.execute("select count(*), count(distinct id), count(*) filter (where id = 0) from orders")
         rows, distinct, marked = found.fetchone() or (0, 0, 0)

@@ -1,7 +1,7 @@
 """Orders pushed to a list in Redis: by kconsume, exactly once, and by redis-py's own pipelines.
 
-Both sides call the same handler and tally after each transaction. Imported when a case runs, so that the others'
-processes have no redis-py.
+Both sides call the same handler and count after each transaction. Imported only when a case runs, so that other cases
+do not load redis-py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.marks import tally
 from benchmarks.orders import MARKS, PARTITIONS
 from benchmarks.witness import WitnessedTx, witnessed
 from kconsume import App
-from kconsume.backends.redis import RedisStore
+from kconsume.backends.redis.store import RedisStore
 from kconsume.records import Partition
 
 _LIST = "bench:orders"
@@ -49,8 +49,8 @@ def by_kconsume(task: Task) -> Measured:
 
 
 def by_pipelines(task: Task) -> Measured:
-    """MULTI, as many commands as kconsume had in a transaction, EXEC."""
-    assert task.transaction is not None  # the warm-up has kconsume first, so that it is known
+    """MULTI, as many commands as kconsume had in a transaction, and EXEC."""
+    assert task.transaction is not None  # known, because kconsume is first in the warm-up
     size = task.transaction
     values = [value for partition in range(PARTITIONS) for value in orders.values(partition, task.records, "bytes")]
     with _emptied(task.redis) as client:
@@ -66,7 +66,7 @@ def by_pipelines(task: Task) -> Measured:
 
 @contextmanager
 def _emptied(address: str) -> Iterator[Redis]:
-    """Without a list, before and after."""
+    """Delete the list before and after."""
     with Redis.from_url(address) as client:
         client.delete(_LIST)
         try:
@@ -76,7 +76,7 @@ def _emptied(address: str) -> Iterator[Redis]:
 
 
 def _effects(client: Redis) -> int:
-    """How many values there are; fails when one is there twice. The marks alone are alike."""
+    """Return the number of values. Raises if a value is there twice. Only the marks are equal."""
     values = client.lrange(_LIST, 0, -1)
     distinct = len(set(values))
     if len(values) - MARKS != distinct - 1:

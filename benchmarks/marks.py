@@ -1,14 +1,14 @@
-"""The clock of a run: stopped by the records themselves, from inside the handler.
+"""The clock of a run. Records start and stop it, inside the handler.
 
-Both sides call the same handlers, so both pay the same for being measured: one look at the value, some
-nanoseconds a record. Nothing of kconsume is patched, watched or asked for a time; start-up, group join, the
-idle wait at the end and closing all lie outside the first and the last mark.
+Both sides call the same handlers, so both pay the same for the measurement: one look at the value, some nanoseconds
+for each record. Nothing of kconsume is patched, watched or asked for a time. Start, group join, the idle wait at the
+end and closing are outside of the first and the last mark.
 
-CPU time is the whole process's, the client's own threads included, between the same two moments.
+The CPU time is that of the whole process, including the client's threads, between the same two moments.
 
-Handlers that get a table, or a list of messages, look at no value at all. Their clock is stopped by how many
-records they have got: `tally` costs a microsecond a batch. Where a database is measured, what is tallied are the
-transactions, when they have committed (`witness.py`).
+Handlers that get a table, or a list of messages, look at no value. Their clock goes by the number of records that
+they got: `tally` costs a microsecond for each batch. For databases, the committed transactions are counted
+(`witness.py`).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Moment(NamedTuple):
 
 
 class Span(NamedTuple):
-    """From the first record handled to the last."""
+    """From the first handled mark to the last one."""
 
     seconds: float
     cpu: float
 
 
 class Tally(NamedTuple):
-    """A batch that was handed over, or a transaction that has committed."""
+    """A batch that a handler got, or a transaction that has committed."""
 
     records: int
     moment: Moment
@@ -43,17 +43,17 @@ _marks: list[Moment] = []
 
 
 def mark() -> None:
-    """A mark was handled. From any thread."""
+    """Note that a mark was handled. Can be called from any thread."""
     _marks.append(Moment(time.perf_counter(), time.process_time()))
 
 
 def restart() -> None:
-    """The topic is read once more in this process."""
+    """Forget all marks, before the topic is read once more in this process."""
     _marks.clear()
 
 
 def span() -> Span:
-    """What was measured in this process; fails unless every mark of the topic came exactly once."""
+    """Return what was measured in this process. Raises unless every mark of the topic came exactly once."""
     return between(_marks)
 
 
@@ -68,12 +68,12 @@ _tallies: list[Tally] = []
 
 
 def tally(records: int) -> None:
-    """So many records were handed over, or committed. From any thread."""
+    """Note that a handler got this many records, or that they were committed. Can be called from any thread."""
     _tallies.append(Tally(records, Moment(time.perf_counter(), time.process_time())))
 
 
 def tallied() -> int:
-    """How many records were handed over in this process, or committed."""
+    """Return how many records were counted in this process."""
     return sum(batch.records for batch in _tallies)
 
 
@@ -82,13 +82,13 @@ def mean_tally() -> int:
 
 
 def stretch(records: int) -> tuple[Span, int]:
-    """What was measured in this process by tallies, and for how many records."""
+    """Return what was measured in this process by counted batches, and for how many records."""
     return between_tallies(_tallies, records)
 
 
 def between_tallies(tallies: list[Tally], records: int) -> tuple[Span, int]:
-    """From the first batch to the one with which as many records were there as lie between the marks: what comes
-    behind is the end of the topic. The first batch itself was made before the clock ran, and does not count."""
+    """Measure from the first batch to the batch with which as many records were there as lie between the marks. Later
+    batches are the end of the topic. The first batch was made before the clock started, so its records do not count."""
     first, *rest = sorted(tallies, key=lambda tally: tally.moment)
     count = 0
     for batch in rest:
@@ -98,7 +98,7 @@ def between_tallies(tallies: list[Tally], records: int) -> tuple[Span, int]:
     raise AssertionError(f"{first.records + count} records in {len(tallies)} batches: too few to measure {records}")
 
 
-# The handlers. They must do no more than they say: what they cost dilutes every ratio.
+# The handlers. They must be as cheap as possible, because their cost moves every ratio towards 1.
 
 
 def noop(value: bytes) -> None:
@@ -123,10 +123,10 @@ async def async_noop(value: bytes) -> None:
 
 
 class Stock:
-    """A resource: something that a handler gets, and that it leaves alone."""
+    """A resource that a handler gets and does not use."""
 
 
-def stocked_noop(value: bytes, stock: Stock) -> None:  # noqa: ARG001  (that it is handed over is what is measured)
+def stocked_noop(value: bytes, stock: Stock) -> None:  # noqa: ARG001  (the cost of passing it is measured)
     if not value:
         mark()
 

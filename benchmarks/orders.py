@@ -4,12 +4,12 @@ A partition holds, in this order:
 
     mark · orders · mark · 1000 orders that do not count
 
-A *mark* is a record that a handler recognises with next to no work: an empty value for handlers of bytes, a
-quantity of zero for typed ones. The first mark handled starts the clock, the last one stops it (`marks.py`).
-The orders behind the last mark are there because `consume(1000, 0.1)` waits the whole tenth of a second for a
-batch that cannot be filled any more: without them the bare loop would be charged for the end of the topic.
+A *mark* is a record that a handler recognises with almost no work: an empty value for handlers of bytes, a quantity of
+zero for typed ones. The first handled mark starts the clock, and the last one stops it (`marks.py`). The orders behind
+the last mark exist because `consume(1000, 0.1)` waits the whole tenth of a second for a batch that cannot be filled any
+more: without them the bare loop would be charged for the end of the topic.
 
-Pure: makes values, writes nothing.
+Pure: returns values, writes nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Form = Literal["bytes", "typed"]
 
 
 class Order(msgspec.Struct):
-    """What a typed handler gets. A quantity of zero is a mark."""
+    """The type of a typed handler's records. A quantity of zero is a mark."""
 
     id: int
     sku: str
@@ -44,17 +44,17 @@ _ORDER = (
 
 
 def counted(records: int) -> int:
-    """How many orders lie between the marks when `records` were asked for: the same number in each partition."""
+    """Return how many orders are between the marks for `records` requested ones: the same number in each partition."""
     return records // PARTITIONS * PARTITIONS
 
 
 def total(records: int) -> int:
-    """How many records the topic holds, marks and lead-out included."""
+    """Return how many records the topic has, including marks and lead-out."""
     return counted(records) + MARKS + PARTITIONS * LEAD_OUT
 
 
 def values(partition: int, records: int, form: Form) -> Iterator[bytes]:
-    """All values of one partition. No two orders of a topic are alike."""
+    """Yield all values of one partition. No two orders of a topic are equal."""
     mark = b"" if form == "bytes" else _order(0, quantity=0)
     here = records // PARTITIONS
     first = 1 + partition * (here + LEAD_OUT)

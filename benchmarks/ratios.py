@@ -1,7 +1,7 @@
-"""What the figures of paired rounds say: ratio or difference, range, and whether a bar is met.
+"""The comparison of paired rounds: ratio or difference, range, and whether a bar is met.
 
-Pure: numbers in, numbers and words out. Never averages the sides first: a machine that was slow for one round
-was slow for both sides of it, so only what is compared inside a round is comparable with that of another.
+Pure. Must not average the sides first: a machine that was slow in one round was slow for both sides, so only the
+comparisons inside rounds can be compared with each other.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import NamedTuple
 
 
 class Bar(NamedTuple):
-    """What the median ratio must reach, or must not exceed."""
+    """The limit that the median ratio must reach, or must not exceed."""
 
     limit: float
     at_least: bool = True
     digits: int = 2
-    """How exactly ratios are written; a bar next to 1 needs more."""
+    """The decimal places of ratios. A bar close to 1 needs more."""
     unit: str = ""
-    """Set where the bar is how much more ours may be than theirs, and not their ratio: what is added to nothing
-    at all has no ratio worth a name."""
+    """Set if the bar is a difference and not a ratio, because the other side does nothing: a ratio to nothing means
+    nothing."""
 
     def compare(self, ours: float, theirs: float) -> float:
         return ours - theirs if self.unit else ours / theirs
@@ -40,7 +40,7 @@ class Bar(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """The ratios, or differences, of all rounds: their median, and the lowest and the highest."""
+    """The median, the lowest and the highest ratio (or difference) of all rounds."""
 
     median: float
     low: float
@@ -48,7 +48,7 @@ class Spread(NamedTuple):
 
 
 def spread(pairs: Sequence[tuple[float, float]], bar: Bar) -> Spread:
-    """Of (ours, theirs) in each round. At least one round, and no figure of zero: that was no measurement."""
+    """Compare (ours, theirs) of each round. Raises if there is no round, or if a figure is zero."""
     if not pairs or any(figure <= 0 for pair in pairs for figure in pair):
         raise ValueError(f"nothing to compare in {list(pairs)!r}: each round needs two figures above zero")
     each = [bar.compare(ours, theirs) for ours, theirs in pairs]

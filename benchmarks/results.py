@@ -1,4 +1,4 @@
-"""What a run came to: the table for people, the file for machines, and whether every bar was met."""
+"""The results of a run: the table for users, the file for programs, and whether every bar was met."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kconsume import __version__
 
 
 class Result:
-    """A case that was played."""
+    """The result of one case."""
 
     def __init__(self, case: Case, rounds: Sequence[Round]) -> None:
         self.case = case
@@ -36,7 +36,7 @@ class Result:
 
     @property
     def clear(self) -> bool:
-        """Whether every single round says the same as the median does."""
+        """True if every round is on the same side of the bar as the median."""
         return all(self.case.bar.met_by(round) is self.met for round in (self.compared.low, self.compared.high))
 
     @property
@@ -45,7 +45,7 @@ class Result:
 
     @property
     def middle(self) -> tuple[Measured, Measured]:
-        """The median figure and the median CPU time of each side, for the table; not for comparing."""
+        """The median figure and the median CPU time of each side, for the table. Not for comparison."""
         return _middle([one.ours for one in self.rounds]), _middle([one.theirs for one in self.rounds])
 
 
@@ -58,12 +58,12 @@ class Written(msgspec.Struct, frozen=True):
     bar: str
     met: bool
     compared: Spread
-    """Ratios, or differences where the bar is one."""
+    """Ratios, or differences if the bar is a difference."""
     rounds: list[Round]
 
 
 class Run(msgspec.Struct, frozen=True):
-    """The file: results, and the machine that they hold for."""
+    """The content of the file: the results, and the machine on which they were measured."""
 
     kconsume: str
     python: str
@@ -77,7 +77,7 @@ class Run(msgspec.Struct, frozen=True):
 
 
 def table(results: Sequence[Result]) -> Table:
-    """Two lines a case, one for each side."""
+    """Return the table, with one line for each side of a case."""
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for column in ("case", "side", "figure", "CPU/record", "ratio", "bar", "verdict"):
         numbers = column in ("figure", "CPU/record", "ratio", "bar")

@@ -1,7 +1,7 @@
-"""Paired rounds: the two sides one after the other, each in a fresh process, the first to go alternating.
+"""Paired rounds: the two sides one after the other, each in a fresh process. The first side alternates.
 
-Decides nothing about figures. A side that fails, hangs or miscounts ends the whole run: a ratio without it
-would be a ratio of something else.
+Must not judge figures. A side that fails, hangs or miscounts ends the whole run, because a ratio without it would be
+meaningless.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Say = Callable[[str], None]
 
 
 class SideFailed(Exception):
-    """A side ended with an error; its last words are in the message."""
+    """A side ended with an error. The message has the end of its output."""
 
 
 class Round(msgspec.Struct, frozen=True):
-    """What both sides came to, one after the other."""
+    """The results of both sides in one round."""
 
     ours: Measured
     theirs: Measured
@@ -39,8 +39,8 @@ class Round(msgspec.Struct, frozen=True):
 
 
 def play(case: Case, tasks: tuple[Task, Task], rounds: int, say: Say, run: RunSide | None = None) -> list[Round]:
-    """The rounds that count. What kconsume learned in one round (its transaction size) is told to the other
-    side in the next; the warm-up therefore has kconsume first."""
+    """Run all rounds and return those that count. The transaction size of kconsume in one round is the size of
+    the other side in the next one, so kconsume is first in the warm-up."""
     run = run or run_side
     ours, theirs = tasks
     played: list[Round] = []
@@ -55,7 +55,7 @@ def play(case: Case, tasks: tuple[Task, Task], rounds: int, say: Say, run: RunSi
 
 
 def order(number: int) -> tuple[Side, Side]:
-    """Who goes first: kconsume in the warm-up (0) and in even rounds, the other side in odd ones."""
+    """Return the order of the sides: kconsume is first in the warm-up (0) and in even rounds."""
     return ("theirs", "ours") if number % 2 else ("ours", "theirs")
 
 
@@ -70,7 +70,7 @@ def _round(case: Case, ours: Task, theirs: Task, sides: tuple[Side, Side], run: 
 
 
 def run_side(case: Case, side: Side, task: Task) -> Measured:
-    """In a process and a consumer group of its own."""
+    """Run one side in its own process, with its own consumer group."""
     fresh = msgspec.structs.replace(task, group=f"bench-{case.name}-{side}-{uuid.uuid4().hex[:12]}")
     command = [sys.executable, "-m", "benchmarks.side", case.name, side]
     try:
@@ -78,7 +78,7 @@ def run_side(case: Case, side: Side, task: Task) -> Measured:
             command, input=msgspec.json.encode(fresh), capture_output=True, timeout=HANGS_AFTER, check=False, cwd=ROOT
         )
     except subprocess.TimeoutExpired as late:
-        raise SideFailed(f"{case.name}, {side}: did not end in {HANGS_AFTER:.0f} s; {_tail(late.stderr)}") from None
+        raise SideFailed(f"{case.name}, {side}: did not end within {HANGS_AFTER:.0f} s; {_tail(late.stderr)}") from None
     if done.returncode != 0:
         raise SideFailed(f"{case.name}, {side}: exit code {done.returncode}; {_tail(done.stderr)}")
     return msgspec.json.decode(done.stdout.splitlines()[-1], type=Measured)
@@ -91,5 +91,5 @@ def _line(case: Case, one: Round, which: str) -> str:
     return f"{case.name:<17} {which}: {figures}  {'ours' if case.bar.unit else 'ratio'} {compared}"
 
 
-def _tail(words: bytes | None) -> str:
-    return "its last words:\n" + (words or b"(none)").decode(errors="replace")[-3000:]
+def _tail(output: bytes | None) -> str:
+    return "the end of its output:\n" + (output or b"(none)").decode(errors="replace")[-3000:]

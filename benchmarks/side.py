@@ -1,7 +1,7 @@
 """One side of a case, alone in its process: `python -m benchmarks.side CASE ours|theirs`.
 
-The task comes as JSON on standard input, the measurement goes as one line of JSON to standard output. Started
-by `rounds.py`; by hand it is useful under a profiler.
+Reads the task as JSON from standard input, and prints the measurement as one line of JSON. Started by `rounds.py`; by
+hand it is useful under a profiler.
 """
 
 from __future__ import annotations

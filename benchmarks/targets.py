@@ -1,4 +1,4 @@
-"""A topic that a side writes to, made for one run; and how many records it has got."""
+"""A topic that a side writes to, created for one run, and the number of its records."""
 
 from __future__ import annotations
 

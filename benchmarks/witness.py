@@ -1,23 +1,25 @@
-"""Notes the transactions of kconsume's stores as they commit: how many records each had, and when it was done.
+"""Notes the transactions of kconsume's stores after they commit: how many records each had, and when.
 
-The other side does the same after each of its own commits, so both are measured by one clock. It costs ours some
-microseconds a transaction and the database nothing. Only what every store of a third party may do is done here:
-methods of the store protocol are passed on. Nothing of kconsume is patched.
+The other side does the same after each of its own commits, so both are measured by one clock. It costs kconsume's
+side some microseconds for each transaction, and the database nothing. This file only uses what any third-party store
+may use: it passes the methods of the store protocol on. Nothing of kconsume is patched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import cast
 
 from benchmarks import marks
-from kconsume.backends.abc import FinishingTx, OutboxTx, Tx
+from kconsume._kafka.outgoing import Outgoing
+from kconsume.backends.base import Tx
+from kconsume.backends.capabilities import FinishingTx, OutboxTx
 from kconsume.errors import StoreError
-from kconsume.output import Outgoing
 
 
 class WitnessedTx:
-    """A transaction that remembers how far its offset went."""
+    """A transaction that notes how far it moved its offset."""
 
     __slots__ = ("_tx", "connection", "records")
 
@@ -35,27 +37,24 @@ class WitnessedTx:
 
 
 class WitnessedPostgresTx(WitnessedTx):
-    """One that has more than every transaction has."""
+    """A transaction that has also the optional methods of PostgreSQL's transactions."""
 
     __slots__ = ()
 
     def finish(self, old: int, new: int, leader_epoch: int | None = None) -> None:
-        assert isinstance(self._tx, FinishingTx)
-        self._tx.finish(old, new, leader_epoch)
+        cast(FinishingTx, self._tx).finish(old, new, leader_epoch)
         self.records = new - old
 
     def post(self, outgoing: Sequence[Outgoing]) -> None:
-        assert isinstance(self._tx, OutboxTx)
-        self._tx.post(outgoing)
+        cast(OutboxTx, self._tx).post(outgoing)
 
-    def take_in(self, origins: Sequence[str]) -> set[str]:
-        assert isinstance(self._tx, OutboxTx)
-        return self._tx.take_in(origins)
+    def record_origins(self, origins: Sequence[str]) -> set[str]:
+        return cast(OutboxTx, self._tx).record_origins(origins)
 
 
 @contextmanager
 def witnessed(begun: AbstractContextManager[Tx]) -> Iterator[WitnessedTx]:
-    """The same transaction; tallied if it commits."""
+    """Yield the same transaction, and count it if it commits."""
     with begun as tx:
         seen = WitnessedPostgresTx(tx) if isinstance(tx, FinishingTx) else WitnessedTx(tx)
         yield seen

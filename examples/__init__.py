@@ -1,1 +1,1 @@
-"""Small real services, each in a folder with its README."""
+"""Small but complete services. Each is a folder with a README."""

@@ -1,6 +1,7 @@
-"""One process of an example: started, killed with kill -9, started again, and stopped in the end.
+"""One process of an example: started, killed with kill -9, started again, and stopped at the end.
 
-Knows nothing of what it does. What it says goes to a file, of which the last words are told when it ends by itself.
+Must not know what the process does. Its output goes to a log file; if it ends by itself, the error shows the end of
+that file.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _STOP_SECONDS = 60
 
 
 class Ended(Exception):
-    """A process ended though nobody had asked it to."""
+    """A process ended although it was not asked to."""
 
 
 class Ship:
@@ -38,18 +39,20 @@ class Ship:
     def must_run(self) -> None:
         code = self._process.poll()
         if code is not None:
-            raise Ended(f"{self.name} ended with {code}:\n{self.last_words()}")
+            raise Ended(f"{self.name} ended with exit code {code}; the end of its log:\n{self.end_of_log()}")
 
     def kill(self) -> None:
         self._process.kill()
         self._process.wait(_STOP_SECONDS)
 
     def stop(self) -> None:
-        """As an operator would; it has to end well."""
+        """Send SIGTERM and wait. Raises `Ended` if the exit code shows a failure."""
         self._process.send_signal(signal.SIGTERM)
         code = self._process.wait(_STOP_SECONDS)
         if code not in (0, -signal.SIGTERM):  # uvicorn passes the signal on when it has shut down
-            raise Ended(f"{self.name} was stopped, and ended with {code}:\n{self.last_words()}")
+            raise Ended(
+                f"{self.name} was stopped, and ended with exit code {code}; the end of its log:\n{self.end_of_log()}"
+            )
 
-    def last_words(self) -> str:
+    def end_of_log(self) -> str:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-25:])

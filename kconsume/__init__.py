@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kconsume.lazy import lazily
+from kconsume._lazy import lazily
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from kconsume._handlers.batches import Batch, Batching
+    from kconsume._handlers.rate import Rate
+    from kconsume._kafka.outgoing import Outgoing, Sender
+    from kconsume._runtime.supervisor import Report
     from kconsume.app import App
-    from kconsume.batches import Batch, Batching
     from kconsume.errors import BatchError, ConfigurationError, DecodeError, Fenced, HandlerFailed, KconsumeError
     from kconsume.failures.dead_letter import DeadLetter
     from kconsume.failures.retry import Retry
     from kconsume.failures.retry_topics import RetryTopics
-    from kconsume.output import Outgoing, Sender
-    from kconsume.rate import Rate
     from kconsume.records import Partition, Record
     from kconsume.router import Router
-    from kconsume.runtime.supervisor import Report
 
 __all__ = [
     "App",
@@ -44,26 +44,26 @@ __all__ = [
     "__version__",
 ]
 
-_HOMES = {
-    "App": "app",
-    "Batch": "batches",
-    "BatchError": "errors",
-    "Batching": "batches",
-    "ConfigurationError": "errors",
-    "DeadLetter": "failures.dead_letter",
-    "DecodeError": "errors",
-    "Fenced": "errors",
-    "HandlerFailed": "errors",
-    "KconsumeError": "errors",
-    "Outgoing": "output",
-    "Partition": "records",
-    "Rate": "rate",
-    "Record": "records",
-    "Report": "runtime.supervisor",
-    "Retry": "failures.retry",
-    "RetryTopics": "failures.retry_topics",
-    "Router": "router",
-    "Sender": "output",
+_MODULES = {
+    "App": "kconsume.app",
+    "Batch": "kconsume._handlers.batches",
+    "BatchError": "kconsume.errors",
+    "Batching": "kconsume._handlers.batches",
+    "ConfigurationError": "kconsume.errors",
+    "DeadLetter": "kconsume.failures.dead_letter",
+    "DecodeError": "kconsume.errors",
+    "Fenced": "kconsume.errors",
+    "HandlerFailed": "kconsume.errors",
+    "KconsumeError": "kconsume.errors",
+    "Outgoing": "kconsume._kafka.outgoing",
+    "Partition": "kconsume.records",
+    "Rate": "kconsume._handlers.rate",
+    "Record": "kconsume.records",
+    "Report": "kconsume._runtime.supervisor",
+    "Retry": "kconsume.failures.retry",
+    "RetryTopics": "kconsume.failures.retry_topics",
+    "Router": "kconsume.router",
+    "Sender": "kconsume._kafka.outgoing",
 }
 
-__getattr__, __dir__ = lazily(__name__, _HOMES, globals())
+__getattr__, __dir__ = lazily(__name__, _MODULES, globals())

@@ -1,46 +1,46 @@
-"""Every error kconsume raises. Each names the cause and the fix in one sentence.
+"""Every error that kconsume raises. A message names the cause, the wrong value and the fix, in one sentence.
 
 KconsumeError
-├── ConfigurationError         what was asked for cannot be run (exit code 2)
-│   ├── InvalidHandler         the decorated function's signature
-│   ├── UnknownStore           no offset store answers to this address
+├── ConfigurationError         the configuration cannot work (exit code 2)
+│   ├── InvalidHandler         the decorated function cannot be a handler
+│   ├── UnknownStore           no offset store has an address like this
 │   ├── MissingExtra           an optional package is not installed
 │   ├── TopicNotFound          the cluster has no such topic
 │   ├── InstanceTaken          another process has the name of this static member
 │   ├── StreamTaken            another Spark query of the group is running
-│   └── CheckpointMismatch     a Spark checkpoint is not that of this query
+│   └── CheckpointMismatch     a Spark checkpoint belongs to another query
 ├── BrokerUnavailable          no broker answered in time
-├── ClientFailed               the Kafka client gave up for good
-│   └── NotAuthorized          the brokers do not allow it
-├── UnreadableBatch            records are in the log that the client cannot read
-├── GroupRefused               the group does not take this member: another assignor, too many members
+├── ClientFailed               the Kafka client gave up
+│   └── NotAuthorized          the brokers do not allow reading a topic
+├── UnreadableBatch            the log has records that the client cannot read
+├── GroupRefused               the group does not accept this member: another assignor, too many members
 ├── StartTimeout               running() was not ready in time, so its block was not entered
-├── HandlerFailed              a handler raised on a record, and no policy took it
+├── HandlerFailed              a handler raised on a record, and no policy covers it
 ├── HandlerTimeout             a call of a handler took longer than its timeout=
-├── DecodeError                the payload is not what the annotation says
+├── DecodeError                the payload does not match the annotation
 ├── Rejected                   a handler gave the record to batch.reject; the cause in its dead letter
-├── TaskFailed                 what a handler raised in a Spark executor
-├── BatchError                 which records of a batch failed; raised by handlers
-├── ResourceFailed             what a handler asks for could not be built, or closed
-├── SendFailed                 what a handler sends cannot be sent, or was not confirmed
-├── LetterFailed               a dead letter could not be written; tried again
-├── TooManyFailures            more records failed, or calls hang, than there is a limit to
-├── StoreError                 the offset store
-│   ├── StoreUnavailable       … did not answer; tried again
-│   ├── Conflict               … undid a transaction that met another's; run again
-│   ├── Fenced                 … says that another consumer owns the partition now
-│   └── TransactionMisused     a handler ended the transaction that is not its own
-├── OffsetError                where to start cannot be decided without a person
-│   ├── StartRequired          no stored offset, and start="error"
-│   │   └── RowLost            no stored offset any more, and nobody has deleted it
+├── TaskFailed                 a handler raised in a Spark executor
+├── BatchError                 some records of a batch failed; raised by handlers
+├── ResourceFailed             a resource could not be built or closed
+├── SendFailed                 a record cannot be sent, or was not confirmed
+├── LetterFailed               a dead letter could not be written; it is tried again
+├── TooManyFailures            more records failed, or more calls hang, than the limit allows
+├── StoreError                 the offset store failed
+│   ├── StoreUnavailable       the store did not answer; the work is tried again
+│   ├── Conflict               the store rolled a transaction back because of another one; it is run again
+│   ├── Fenced                 another consumer owns the partition now
+│   └── TransactionMisused     a handler ended the store's transaction
+├── OffsetError                only a user can decide where to start
+│   ├── StartRequired          there is no stored offset, and start="error"
+│   │   └── RowLost            the row of a partition has disappeared, without a delete by kconsume
 │   ├── OffsetOutOfRange       the stored offset is not in the log
-│   ├── OffsetGap              a Spark batch begins behind the stored offset: records would be lost
-│   ├── TopicRecreated         the topic is not the one the offset was stored for
-│   └── Undecided              a record failed half-way in a store that cannot undo: a person decides
-├── NotHeld                    the state of a partition that is not ours
+│   ├── OffsetGap              a Spark batch begins after the stored offset: records would be lost
+│   ├── TopicRecreated         the offset was stored for an earlier topic of the same name
+│   └── Undecided              a record was applied in part by a store that cannot undo it
+├── NotHeld                    the state of a partition that this process does not own
 ├── ShutdownTimeout            the deadline passed with work abandoned (exit code 3)
 ├── EmbeddedBrokerError        the embedded broker could not do what was asked
-└── ServiceUnavailable         a service that the tests need cannot be had
+└── ServiceUnavailable         a service that the tests need is not available
 """
 
 from __future__ import annotations
@@ -54,27 +54,27 @@ if TYPE_CHECKING:
 
 
 class KconsumeError(Exception):
-    """Base of all errors of kconsume."""
+    """The base class of all errors of kconsume."""
 
     exit_code: ClassVar[int] = 1
 
 
 class ConfigurationError(KconsumeError):
-    """What was asked for cannot be run; nothing was consumed."""
+    """The configuration cannot work; nothing was consumed."""
 
     exit_code: ClassVar[int] = 2
 
 
 class InvalidHandler(ConfigurationError):
-    """The decorated function cannot be a handler as it is written."""
+    """The decorated function cannot be a handler: its signature or its topics are wrong."""
 
 
 class UnknownStore(ConfigurationError):
-    """No offset store answers to this address."""
+    """No offset store has an address of this scheme."""
 
 
 class MissingExtra(ConfigurationError):
-    """An optional package is needed and not installed."""
+    """A feature needs an optional package that is not installed."""
 
 
 class TopicNotFound(ConfigurationError):
@@ -86,11 +86,11 @@ class InstanceTaken(ConfigurationError):
 
 
 class StreamTaken(ConfigurationError):
-    """Another Spark query of the same group reads the same topic, and is alive."""
+    """Another running Spark query of the same group reads the same topic."""
 
 
 class CheckpointMismatch(ConfigurationError):
-    """The checkpoint folder belongs to another query, or to none of kconsume's."""
+    """The checkpoint folder belongs to another query, or was not written by kconsume."""
 
 
 class BrokerUnavailable(KconsumeError):
@@ -98,7 +98,7 @@ class BrokerUnavailable(KconsumeError):
 
 
 class ClientFailed(KconsumeError):
-    """The Kafka client reported an error from which it does not recover."""
+    """The Kafka client reported an error from which it cannot recover."""
 
 
 class NotAuthorized(ClientFailed):
@@ -106,20 +106,28 @@ class NotAuthorized(ClientFailed):
 
 
 class GroupRefused(KconsumeError):
-    """The group does not take this member, for a reason that does not pass by itself."""
+    """The group does not accept this member, for a reason that lasts."""
 
 
 class StartTimeout(KconsumeError):
-    """The group's first assignment, or its claim in the store, was not there in time, so the block of `running()` was
-    not entered. `__cause__` says why, where it is known."""
+    """The first assignment or its claim in the store took too long, so the block of `running()` was not entered.
+
+    `__cause__` is the reason, if it is known.
+    """
 
 
 class UnreadableBatch(KconsumeError):
-    """The log has records that the client cannot read: damaged, too large, or of a form that it does not know."""
+    """The log has records that the client cannot read: damaged, too large, or in an unknown format."""
 
 
 class HandlerFailed(KconsumeError):
-    """A handler raised on a record, and no policy took the record. `__cause__` is what it raised."""
+    """A handler raised on a record, and no policy covers it. `__cause__` is the handler's exception.
+
+    Args:
+        handler: the name of the handler.
+        place: the record, written `orders/3@1042`.
+        error: the handler's exception.
+    """
 
     def __init__(self, handler: str, place: str, error: BaseException) -> None:
         super().__init__(f"{handler} failed on {place}: {type(error).__name__}: {error}")
@@ -129,55 +137,57 @@ class HandlerFailed(KconsumeError):
 
     @property
     def try_command(self) -> str:
-        """The command that runs today's handler on the record, and rolls back."""
+        """The command that runs today's handler on the record and rolls back."""
         return f"kconsume try {os.environ.get('KCONSUME_APP') or 'MODULE:APP'} {self.place}"
 
 
 class HandlerTimeout(KconsumeError, TimeoutError):
-    """A call of a handler took longer than its `timeout=`, and was cancelled, or given up if it cannot be."""
+    """A call of a handler took longer than its `timeout=`. It was cancelled, or abandoned if it cannot be cancelled."""
 
 
 class DecodeError(KconsumeError):
-    """The payload is not what the handler's annotation says."""
+    """The payload does not match the handler's annotation."""
 
 
 class Rejected(KconsumeError):
-    """Why a handler gave a record of a Spark batch to `reject`: what its dead letter names."""
+    """A handler gave a record of a Spark batch to `reject`. The dead letter names this error as its cause."""
 
 
 class TaskFailed(KconsumeError):
-    """What a handler raised in a Spark executor, in words, with its trace there."""
+    """A handler raised in a Spark executor. The text holds the exception and its trace."""
 
 
 class BatchError(KconsumeError):
-    """Raised by a handler of batches: these records failed, by their index in the batch, and all others are done.
+    """Raised by a handler of batches: some records of the batch failed, and all others succeeded.
 
-    What the others wrote through the store's transaction, or sent, is undone with the call: then the handler is called
-    again without those that failed.
+    The call is undone, with the writes through the store's transaction and the records it sent. Then the handler is
+    called again without the failed records.
+
+    Args:
+        errors: the exception of each failed record, by its index in the batch.
     """
 
     def __init__(self, errors: Mapping[int, BaseException]) -> None:
         self.errors = dict(errors)
-        said = "; ".join(f"{i}: {type(error).__name__}: {error}" for i, error in sorted(self.errors.items())[:3])
+        listed = "; ".join(f"{i}: {type(error).__name__}: {error}" for i, error in sorted(self.errors.items())[:3])
         more = f"; and {len(self.errors) - 3} more" if len(self.errors) > 3 else ""
-        super().__init__(f"{len(self.errors)} records of the batch failed: {said}{more}")
+        super().__init__(f"{len(self.errors)} records of the batch failed: {listed}{more}")
 
 
 class ResourceFailed(KconsumeError):
-    """A resource could not be built, so nothing was consumed; or it could not be closed. `__cause__` says why."""
+    """A resource could not be built, so nothing was consumed; or it could not be closed. `__cause__` is the reason."""
 
 
 class SendFailed(KconsumeError):
-    """What was to be sent cannot be, or the broker did not confirm it; the offset was not passed."""
+    """A record cannot be sent, or the broker did not confirm it. The offset was not passed."""
 
 
 class LetterFailed(KconsumeError):
-    """A dead letter could not be written; its record is not passed, and it is tried again."""
+    """A dead letter could not be written. It is tried again, and the offset of its record is not passed."""
 
 
 class TooManyFailures(KconsumeError):
-    """More records failed than `DeadLetter(limit=...)` allows, or more calls hang than can be left behind: the consumer
-    stops."""
+    """The consumer stops: more records failed than `DeadLetter(limit=...)` allows, or too many calls hang."""
 
 
 class StoreError(KconsumeError):
@@ -185,36 +195,40 @@ class StoreError(KconsumeError):
 
 
 class StoreUnavailable(StoreError):
-    """The offset store did not answer; the work is tried again."""
+    """The offset store did not answer. The work is tried again."""
 
 
 class Conflict(StoreError):
-    """The store undid a transaction because it met another (a deadlock, a serialization failure); it is run again."""
+    """The store rolled a transaction back because of another one (deadlock, serialization failure). It is run again."""
 
 
 class Fenced(StoreError):
-    """Another consumer has claimed the partition; what was written in this transaction is undone."""
+    """Another consumer has claimed the partition. The writes of this transaction were rolled back."""
 
 
 class TransactionMisused(StoreError):
-    """A handler ended, or broke, the transaction in which its offset is kept."""
+    """A handler ended or broke the transaction that holds its offset."""
 
 
 class OffsetError(KconsumeError):
-    """Where to start cannot be decided without a person."""
+    """Only a user can decide where the partition starts."""
 
 
 class StartRequired(OffsetError):
-    """There is no stored offset, and `start="error"` asks not to choose one."""
+    """There is no stored offset, and `start="error"` forbids choosing one.
+
+    Args:
+        sentence: the message.
+        partitions: the partitions without an offset, and no others.
+    """
 
     def __init__(self, sentence: str, partitions: Iterable[Partition] = ()) -> None:
         super().__init__(sentence)
         self.partitions = frozenset(partitions)
-        """Those without an offset, and no others."""
 
 
 class RowLost(StartRequired):
-    """The store has no row of a partition, had one before, and nobody has deleted it."""
+    """The store had a row of a partition and has none now, and the row was not deleted through kconsume."""
 
 
 class OffsetOutOfRange(OffsetError):
@@ -226,28 +240,33 @@ class OffsetGap(OffsetError):
 
 
 class TopicRecreated(OffsetError):
-    """The topic was deleted and made again; the stored offset belongs to the old one."""
+    """The topic was deleted and created again. The stored offset belongs to the earlier topic."""
 
 
 class Undecided(OffsetError):
-    """A record was applied in part, by a store that cannot undo. The partition stays stopped, also across restarts,
-    until a person has decided about the record."""
+    """A record was applied in part by a store that cannot undo it.
+
+    The partition stays stopped, also across restarts, until a user has decided about the record.
+
+    Args:
+        sentence: the message.
+        partitions: the partitions that wait for a decision, and no others. Other partitions of the same call work.
+    """
 
     def __init__(self, sentence: str, partitions: Iterable[Partition] = ()) -> None:
         super().__init__(sentence)
         self.partitions = frozenset(partitions)
-        """Those that wait for a decision, and no others: what was asked for together with them can be had without."""
 
 
 class NotHeld(KconsumeError, KeyError):
-    """The state of a partition was asked for that is not ours, or could not be loaded."""
+    """This process does not own the partition whose state was requested, or could not load that state."""
 
-    # A KeyError shows the repr of its key, which a sentence is not.
+    # KeyError would show the repr of the message.
     __str__ = Exception.__str__
 
 
 class ShutdownTimeout(KconsumeError):
-    """The shutdown deadline passed with work abandoned."""
+    """The shutdown deadline passed, and work was abandoned."""
 
     exit_code: ClassVar[int] = 3
 
@@ -257,4 +276,4 @@ class EmbeddedBrokerError(KconsumeError):
 
 
 class ServiceUnavailable(KconsumeError):
-    """A service that the tests need cannot be had here."""
+    """A service that the tests need is not available here."""

@@ -1,7 +1,4 @@
-"""The values that name a place in Kafka and what stands there: `Partition` and `Record`.
-
-Values only: nothing here reads, writes or decodes.
-"""
+"""The values `Partition` and `Record`. This file must not read, write or decode anything."""
 
 from __future__ import annotations
 
@@ -21,7 +18,12 @@ Headers = tuple[tuple[str, bytes], ...]
 
 
 class Partition(NamedTuple):
-    """One partition of a topic; written `orders/3`."""
+    """One partition of a topic, written `orders/3`.
+
+    Attributes:
+        topic: the name of the topic.
+        number: the number of the partition.
+    """
 
     topic: str
     number: int
@@ -31,7 +33,11 @@ class Partition(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Partition:
-        """Read `orders/3`. Topic names cannot hold a slash, so the last one divides."""
+        """Read a text such as `orders/3`.
+
+        Args:
+            text: topic and number. The name of a topic cannot contain a slash.
+        """
         topic, slash, number = text.rpartition("/")
         if not slash or not topic or not number.isdecimal():
             raise ConfigurationError(f"{text!r} is not a partition: write TOPIC/NUMBER, for example orders/3")
@@ -39,7 +45,7 @@ class Partition(NamedTuple):
 
 
 class Message(Protocol):
-    """What kconsume reads of the client's message object."""
+    """The methods of the client's message object that kconsume uses."""
 
     def topic(self) -> str: ...
     def partition(self) -> int: ...
@@ -53,10 +59,19 @@ class Message(Protocol):
 
 
 class Record:
-    """One Kafka record with everything known about it.
+    """A Kafka record with its metadata.
 
-    `id` is `group:topic_id:partition:offset`, the same at every attempt and on every consumer: the
-    idempotency key for calls outside the transaction.
+    Args:
+        topic: the topic.
+        partition: the number of the partition.
+        offset: the offset.
+        key: the key, or None.
+        value: the value, or None for a tombstone.
+        headers: pairs of a name and a value.
+        timestamp: the record's timestamp in UTC, or None if it has none.
+        attempt: 1 at the first attempt, then 2, and so on.
+        id: `group:topic_id:partition:offset`. It is the same at every attempt and on every consumer, so it is the
+            idempotency key for calls outside the transaction.
     """
 
     __slots__ = ("attempt", "headers", "id", "key", "offset", "partition", "timestamp", "topic", "value")
@@ -109,13 +124,22 @@ _offset_of = methodcaller("offset")
 
 
 def index_of(messages: Sequence[Message], message: Message) -> int:
-    """Of one that is among them, and they ascend by offset. `list.index` would take half a microsecond for each before
-    it: the client's messages compare everything that they have."""
+    """Return the index of a message in a sequence that ascends by offset.
+
+    `list.index` would take half a microsecond for each earlier message (measured): the client's messages compare all
+    their fields.
+    """
     return bisect_left(messages, message.offset(), key=_offset_of)
 
 
 def record_of(message: Message, scope: str, attempt: int = 1) -> Record:
-    """The record a message holds. `scope` is `group:topic_id`, the part of the id that a lane shares."""
+    """Return the record of a message.
+
+    Args:
+        message: the client's message.
+        scope: `group:topic_id`, the first part of `Record.id`.
+        attempt: the number of this attempt.
+    """
     partition, offset = message.partition(), message.offset()
     return Record(
         message.topic(),
@@ -131,14 +155,15 @@ def record_of(message: Message, scope: str, attempt: int = 1) -> Record:
 
 
 def headers_of(message: Message) -> Headers:
+    """Return the headers of a message. A header without a value has the value `b""`."""
     given = message.headers()
     return tuple((name, value if value is not None else b"") for name, value in given) if given else ()
 
 
 def moment_of(message: Message) -> datetime | None:
-    """When it was written, by its timestamp."""
+    """Return the timestamp of a message, or None if it has none."""
     kind, millis = message.timestamp()
     try:
         return None if kind == _TIMESTAMP_NOT_AVAILABLE else _EPOCH + millis * _MILLISECOND
-    except OverflowError:  # a producer may write any 64 bits, microseconds for example
+    except OverflowError:  # a producer may write any 64-bit number, for example microseconds
         return None

@@ -1,6 +1,7 @@
-"""What functions are decorated with: `consume`, `resource` and `wrap`, of an app or of a router.
+"""The decorators `consume`, `resource` and `wrap`, of an app or of a router.
 
-A `Router` collects them in a module of its own, until an app includes it. It knows no broker and no store.
+A `Router` collects declarations in a module of its own until an app includes it. A router knows no broker and no
+store.
 """
 
 from __future__ import annotations
@@ -8,27 +9,27 @@ from __future__ import annotations
 import dataclasses
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from kconsume.backends.abc import OffsetStore
-from kconsume.batches import Batching
+from kconsume._config.client_settings import check_group
+from kconsume._config.options import Executor, HandlerOptions, Order, Repeats, StartPolicy
+from kconsume._handlers.batches import Batching
+from kconsume._handlers.rate import Rate
+from kconsume._handlers.registration import DeclaredHandler
+from kconsume._handlers.resources import Resource, read_resource
+from kconsume._handlers.signature import read
+from kconsume._handlers.wraps import Wrap, read_wrap
+from kconsume.backends.base import OffsetStore
 from kconsume.errors import ConfigurationError
 from kconsume.failures.policy import OnError, Retries
-from kconsume.rate import Rate
-from kconsume.registration import Declared, Executor, Options
-from kconsume.resources import Resource, read_resource
-from kconsume.runtime.claims import Begin
-from kconsume.settings import check_group
-from kconsume.signature import read
-from kconsume.wrapping import Wrap, read_wrap
 
 Handler = TypeVar("Handler", bound=Callable[..., object])
 Function = TypeVar("Function", bound=Callable[..., object])
 
 
 class Decorators(ABC):
-    """The decorators, and where what they decorate goes."""
+    """The decorators. A subclass decides what happens with the declarations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,15 +42,15 @@ class Decorators(ABC):
         group: str | None = None,
         offsets: str | OffsetStore | None = None,
         batch: Batching | None = None,
-        order: Literal["partition"] = "partition",
+        order: Order = "partition",
         concurrency: int | None = None,
         executor: Executor | None = None,
         retry: Retries | None = None,
-        repeats: Literal["handle", "drop"] = "handle",
+        repeats: Repeats = "handle",
         on_error: OnError = "stop",
         timeout: float | None = None,
         rate: Rate | None = None,
-        start: Begin = "earliest",
+        start: StartPolicy = "earliest",
         partitions: Sequence[int] | None = None,
         decode: Callable[..., object] | None = None,
         to: str | None = None,
@@ -57,73 +58,104 @@ class Decorators(ABC):
     ) -> Callable[[Handler], Handler]:
         """Make the decorated function the handler of these topics. It stays an ordinary function.
 
-        `pattern`: instead of names, a regular expression that whole names match, also of topics that come later.
-        `group`, `offsets`: a consumer of its own. `batch`: how large batches are, for handlers of `list[...]`, `Batch`
-        or a table. `concurrency`: workers, by default one for each assigned partition, up to 8. `executor`: `"inline"`
-        runs a plain function on the polling thread, for handlers that never wait. `retry`: try a record that fails
-        again, in its place (`Retry`), later (`RetryTopics`), or both in a tuple. `on_error`: what becomes of it then:
-        `"stop"`, `"skip"` or a `DeadLetter`. `repeats`: `"drop"` takes a record with a `kconsume-origin` in once.
-        `timeout`: seconds that one call may take; longer is a failure like others. `rate`: at most so many records, in
-        this process. `start`: where a partition with no stored offset begins.
-        `partitions`: take exactly these, without a group's coordination. `decode`: makes the payload from the bytes.
-        `to`: the topic for what the handler returns. `chunk`: at most so many records share a transaction.
+        Args:
+            topics: the names of the topics.
+            pattern: a regular expression instead of names. It must match a whole name. It also matches topics that
+                are created later.
+            group: a consumer group of its own for this handler.
+            offsets: an offset store of its own for this handler: an address or a store.
+            batch: the size of batches, for handlers of `list[...]`, `Batch` or a table.
+            order: `"partition"` handles the records of a partition in order.
+            concurrency: the number of workers; by default one for each assigned partition, up to 8.
+            executor: `"inline"` runs a plain function on the polling thread, for handlers that never wait.
+            retry: try a failed record again in its place (`Retry`), later (`RetryTopics`), or both in a tuple.
+            repeats: `"drop"` handles a record with a `kconsume-origin` header only once.
+            on_error: what happens with a record that failed for the last time: `"stop"` ends the app, `"hold"` stops
+                its partition, `"skip"` passes the record, and a `DeadLetter` keeps the record.
+            timeout: seconds that one call may take. A longer call counts as failed.
+            rate: the highest rate of records in this process.
+            start: where a partition with no stored offset begins: `"earliest"`, `"latest"`, or `"error"`, which holds
+                the partition.
+            partitions: consume exactly these partitions of the topic, without the coordination of a group.
+            decode: a function that turns the bytes into the payload.
+            to: the topic to which the return value is sent.
+            chunk: the highest number of records that share a transaction.
         """
-        options = Options(
-            topics, group, offsets, batch, order, concurrency, executor, on_error, rate, start, partitions, decode, to,
-            chunk, pattern, retry, repeats, timeout,
+        options = HandlerOptions(
+            topics=topics, pattern=pattern, group=group, offsets=offsets, batch=batch, order=order,
+            concurrency=concurrency, executor=executor, retry=retry, repeats=repeats, on_error=on_error,
+            timeout=timeout, rate=rate, start=start, partitions=partitions, decode=decode, to=to, chunk=chunk,
         )  # fmt: skip
         self._check(options)
 
         def decorate(function: Handler) -> Handler:
             signature = read(function, sys._getframe(1).f_locals, decode)
             options.check_with(signature)
-            self._add_handler(Declared(options, signature, (self._wraps,)))
+            self._add_handler(DeclaredHandler(options, signature, (self._wraps,)))
             return function
 
         return decorate
 
     def resource(self, function: Function) -> Function:
-        """Let the decorated function provide what handlers ask for by its type.
+        """Make the decorated function the provider of a resource, which handlers request by its type.
 
-        A generator function, plain or async: what it yields is the resource, what follows the yield closes it. Built
-        once a process before the first record, closed after the drain. It may ask for other resources.
+        The resource is built once in each process before the first record, and closed after the drain.
+
+        Args:
+            function: a generator function, plain or async. It yields the resource; the code after the yield closes it.
+                Its parameters may be other resources.
         """
         self._add_resource(read_resource(function, sys._getframe(1).f_locals))
         return function
 
     def wrap(self, function: Function) -> Function:
-        """Let the decorated generator function go around each call of a handler: before and after its yield."""
-        self._add_wrap(read_wrap(function))
+        """Run the decorated generator function around each call of a handler: before and after its yield.
+
+        Args:
+            function: a generator function, plain or async.
+        """
+        wrap = read_wrap(function)
+        self._wraps.append(wrap)
+        try:
+            self._check_wraps()
+        except ConfigurationError:
+            self._wraps.remove(wrap)
+            raise
         return function
 
     def include(self, router: Router, *, group: str | None = None, offsets: str | OffsetStore | None = None) -> None:
-        """Take over what a router has, also what is added to it later.
+        """Include the declarations of a router, including those that are added to the router later.
 
-        `group` and `offsets` hold for those of its handlers that name none.
+        Args:
+            router: the router. It can be included once.
+            group: the consumer group of its handlers that name none.
+            offsets: the offset store of its handlers that name none.
         """
         if not isinstance(router, Router):
-            raise ConfigurationError(f"include takes a Router, and got a {type(router).__name__}: include(Router())")
+            raise ConfigurationError(
+                f"include takes a Router, and got a {type(router).__name__}: write app.include(router)"
+            )
         if group is not None:
             check_group(group)
-        router._included(_Place(self, group, offsets))
+        router._include_in(_Inclusion(self, group, offsets))
 
-    def _check(self, options: Options) -> None:
-        """Refuse what cannot work whatever is decorated with it."""
+    def _check(self, options: HandlerOptions) -> None:
+        """Raise for options that cannot work with any function."""
         options.check()
 
     @abstractmethod
-    def _add_handler(self, declared: Declared) -> None: ...
+    def _add_handler(self, declared: DeclaredHandler) -> None: ...
 
     @abstractmethod
     def _add_resource(self, resource: Resource) -> None: ...
 
-    def _add_wrap(self, wrap: Wrap) -> None:
-        self._wraps.append(wrap)
+    def _check_wraps(self) -> None:  # noqa: B027
+        """Raise ConfigurationError if the last wrap does not fit the handlers that are known already."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a router was included, and with what."""
+class _Inclusion:
+    """Where a router was included, and the options of `include`."""
 
     by: Decorators
     group: str | None
@@ -131,9 +163,11 @@ class _Place:
 
 
 class Router(Decorators):
-    """Handlers, resources and wraps of one module, for an app to include.
+    """Handlers, resources and wraps of one module, for an app to include. Its wraps run around its own handlers only.
 
-    `group` and `offsets` hold for those of its handlers that name none; its wraps go around its own handlers only.
+    Args:
+        group: the consumer group of its handlers that name none.
+        offsets: the offset store of its handlers that name none.
     """
 
     def __init__(self, *, group: str | None = None, offsets: str | OffsetStore | None = None) -> None:
@@ -142,41 +176,43 @@ class Router(Decorators):
             check_group(group)
         self._group = group
         self._offsets = offsets
-        self._handlers: list[Declared] = []
+        self._handlers: list[DeclaredHandler] = []
         self._resources: list[Resource] = []
-        self._places: list[_Place] = []
+        self._inclusions: list[_Inclusion] = []
 
-    def _add_handler(self, declared: Declared) -> None:
+    def _add_handler(self, declared: DeclaredHandler) -> None:
         self._handlers.append(declared)
-        for place in self._places:
-            self._hand_on(declared, place)
+        for inclusion in self._inclusions:
+            self._pass_on(declared, inclusion)
 
     def _add_resource(self, resource: Resource) -> None:
         self._resources.append(resource)
-        for place in self._places:
-            place.by._add_resource(resource)
+        for inclusion in self._inclusions:
+            inclusion.by._add_resource(resource)
 
-    def _included(self, place: _Place) -> None:
-        if place.by is self or (isinstance(place.by, Router) and place.by._is_within(self)):
-            raise ConfigurationError("a router would include itself, at once or by way of others: include it in an app")
-        if any(known.by is place.by for known in self._places):
+    def _include_in(self, inclusion: _Inclusion) -> None:
+        if inclusion.by is self or (isinstance(inclusion.by, Router) and inclusion.by._is_within(self)):
+            raise ConfigurationError(
+                "a router would include itself, directly or through other routers: include it in an app"
+            )
+        if any(known.by is inclusion.by for known in self._inclusions):
             raise ConfigurationError("this router was included already: include it once in an app")
         for resource in self._resources:
-            place.by._add_resource(resource)
+            inclusion.by._add_resource(resource)
         for declared in self._handlers:
-            self._hand_on(declared, place)
-        self._places.append(place)
+            self._pass_on(declared, inclusion)
+        self._inclusions.append(inclusion)
 
     def _is_within(self, other: Router) -> bool:
-        """Whether the other has included it, directly or by way of others."""
-        outer = [place.by for place in self._places if isinstance(place.by, Router)]
+        """Whether the other router has included this one, directly or through other routers."""
+        outer = [inclusion.by for inclusion in self._inclusions if isinstance(inclusion.by, Router)]
         return other in outer or any(router._is_within(other) for router in outer)
 
-    def _hand_on(self, declared: Declared, place: _Place) -> None:
+    def _pass_on(self, declared: DeclaredHandler, inclusion: _Inclusion) -> None:
         options = declared.options
-        filled: Mapping[str, object] = {
-            "group": options.group or self._group or place.group,
-            "offsets": next((o for o in (options.offsets, self._offsets, place.offsets) if o is not None), None),
-        }
-        options = dataclasses.replace(options, **filled)  # type: ignore[arg-type]
-        place.by._add_handler(Declared(options, declared.signature, (place.by._wraps, *declared.wraps)))
+        options = dataclasses.replace(
+            options,
+            group=options.group or self._group or inclusion.group,
+            offsets=next((o for o in (options.offsets, self._offsets, inclusion.offsets) if o is not None), None),
+        )
+        inclusion.by._add_handler(DeclaredHandler(options, declared.signature, (inclusion.by._wraps, *declared.wraps)))

@@ -13,10 +13,10 @@ from confluent_kafka import KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kconsume import App
-from kconsume.protocols import GroupProtocol, protocol_of
-from kconsume.settings import ClientValue
-from kconsume.testing.broker import attach
-from kconsume.testing.embedded import KafkaControls
+from kconsume._config.client_settings import ClientValue
+from kconsume._config.group_protocol import GroupProtocol, protocol_of
+from kconsume._embedded.controls import KafkaControls
+from kconsume._embedded.named_broker import attach
 from tests.fix_kafka import LASTING, Payload, create_topic, delete_topics, produce, unique
 
 # Short enough that a test sees a session end; the embedded broker ends a rebalance only when it nearly has.
@@ -129,9 +129,9 @@ def leave(bootstrap: str, group: str, member: str, *, consumer: bool) -> None:
 def told_to_stop(app: App) -> bool:
     """Whether all its lanes have been: what has not begun by now is left."""
     supervisor = app._supervisor
-    engines = supervisor.engines if supervisor is not None else ()
-    lanes = [holding.lane for engine in engines for holding in list(engine.tenancy.holdings.values())]
-    return bool(lanes) and all(lane is not None and lane.stop for lane in lanes)
+    consumers = supervisor.consumers if supervisor is not None else ()
+    lanes = [owned.lane for consumer in consumers for owned in list(consumer.assignment.partitions.values())]
+    return bool(lanes) and all(lane is not None and lane.stop_reasons for lane in lanes)
 
 
 @pytest.fixture(scope="session")

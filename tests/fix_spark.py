@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kconsume.spark.jars import spark_jars
-from kconsume.spark.java import home_of, spark_java
+from kconsume.spark.java_home import home_of, spark_java
 from kconsume.spark.session import open_session
 
 if TYPE_CHECKING:

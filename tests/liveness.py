@@ -113,16 +113,19 @@ def causes_of(apps: Iterable[App]) -> dict[Partition, str]:
     said = dict[Partition, str]()
     for app in apps:
         supervisor = app._supervisor
-        for engine in () if supervisor is None else supervisor.engines:
-            snapshot, trouble = engine.loop.snapshot, engine.tenancy.unanswered or engine.loop.last_trouble
-            for partition, holding in list(engine.tenancy.holdings.items()):
-                works = holding.lane is not None and holding.lane.busy
+        for consumer in () if supervisor is None else supervisor.consumers:
+            snapshot, trouble = (
+                consumer.loop.snapshot,
+                consumer.assignment.last_error or consumer.loop.last_connection_error,
+            )
+            for partition, owned in list(consumer.assignment.partitions.items()):
+                works = owned.lane is not None and owned.lane.busy
                 codes = snapshot.waits.get(partition, ("handler_running" if works else "flows",))
                 said[partition] = ",".join(codes) or "waits for nothing"
                 if partition in snapshot.held:
                     said[partition] += f": {snapshot.held[partition].error}"
                 said[partition] += f" (trouble: {trouble})" if trouble else ""
-                said[partition] += f" (failed: {engine.loop.failure})" if engine.loop.failure else ""
+                said[partition] += f" (failed: {consumer.loop.failure})" if consumer.loop.failure else ""
     return said
 
 

@@ -10,7 +10,7 @@ from benchmarks.ratios import Bar
 from kconsume import App, Batching
 
 SAME_AS_BARE = Batching(records=1000, wait=0.1)
-"""As `consume(1000, 0.1)` does, but of one partition and across polls."""
+"""The same limits as `consume(1000, 0.1)`, but for one partition and across polls."""
 
 
 class Batch(Case):

@@ -1,8 +1,8 @@
-"""What a policy for failures costs: nothing while nothing fails, and little while one record of a hundred does.
+"""The cost of failure policies: while nothing fails, and while one record of a hundred fails.
 
-Both sides are kconsume, with the default executor. `policies` is CPU time, for a fiftieth is less than what the time on
-the wall differs between two runs of one program; and the lowest of several passes, for what else runs on the machine
-only ever adds to it. In `dead-letters` the letters are real: confirmed, and counted.
+Both sides are kconsume, with the default executor. `policies` compares CPU time, because the wall time of two runs of
+one program differs by more than a fiftieth. It takes the lowest of several passes, because other work on the machine
+only adds CPU time. In `dead-letters` the letters are really sent, confirmed and counted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Policies(Case):
 
 
 def _lowest_cost(task: Task, register: Callable[[App], None]) -> Measured:
-    """Of several passes over the topic, each by an app and a group of its own."""
+    """Return the lowest cost of several passes over the topic, each with its own app and group."""
     passes: list[Measured] = []
     for number in range(_PASSES):
         restart()
@@ -80,7 +80,7 @@ class DeadLetters(Case):
 
 
 def _failing(fails: bool) -> tuple[Callable[[bytes], None], Callable[[], int]]:
-    """A handler that counts its calls, on both sides; and how many of them failed."""
+    """Return a handler that counts its calls, on both sides, and a function that returns how many failed."""
     calls, failed = 0, 0
 
     def handle(value: bytes) -> None:

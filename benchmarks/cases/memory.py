@@ -1,7 +1,7 @@
-"""Peak memory (VmHWM) with a long lag against a short one: what is held must not depend on what waits.
+"""Peak memory (VmHWM) with a long lag against a short one: memory must not depend on the lag.
 
-Both sides are kconsume, with the same handler for the same time. The handler is slower than the broker, so
-whatever is not bounded has time to grow: at ten million records of lag, by gigabytes.
+Both sides are kconsume, with the same handler for the same time. The handler is slower than the broker, so unbounded
+memory has time to grow: at ten million records of lag, by gigabytes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Memory(Case):
         app = App(task.bootstrap, group=task.group)
 
         @app.consume(task.topic)
-        def slow(value: bytes) -> None:  # noqa: ARG001  (the annotation says what is held in memory)
+        def slow(value: bytes) -> None:  # noqa: ARG001  (the annotation decides what is kept in memory)
             next(calls)
             began.set()
             time.sleep(_HANDLER_SECONDS)
@@ -53,14 +53,14 @@ class Memory(Case):
         peak, cpu, handled = peak_memory(), time.process_time(), next(calls)
         committed = _committed(task)
         if handled != committed:
-            raise AssertionError(f"{handled} records were handled, and the group stands at {committed}")
+            raise AssertionError(f"{handled} records were handled, and the group has committed {committed}")
         return Measured(peak / 1e6, cpu, handled)
 
     theirs = ours
 
 
 def peak_memory() -> int:
-    """The most bytes that this process ever had resident."""
+    """Return the highest number of bytes that this process had in memory."""
     return parse_peak(Path("/proc/self/status").read_text())
 
 
@@ -68,11 +68,11 @@ def parse_peak(status: str) -> int:
     for line in status.splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
-    raise ValueError("the kernel tells no VmHWM: the memory case needs Linux")
+    raise ValueError("the kernel reports no VmHWM: the memory case needs Linux")
 
 
 def _committed(task: Task) -> int:
-    """After a clean stop the group's offsets add up to the records handled: partitions begin at offset 0."""
+    """Return the sum of the group's offsets. After a clean stop it is the number of handled records."""
     consumer = Consumer({"bootstrap.servers": task.bootstrap, "group.id": task.group})
     places = consumer.committed([TopicPartition(task.topic, n) for n in range(PARTITIONS)], timeout=20)
     consumer.close()

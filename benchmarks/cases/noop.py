@@ -1,7 +1,7 @@
-"""A handler of bytes that does nothing: what kconsume itself costs a record.
+"""A handler of bytes that does nothing: the cost of kconsume itself for each record.
 
-Three cases, one handler: on the polling thread and on worker threads against the bare loop with the same client
-settings, and against the bare loop with the client's own defaults, which is what most people run.
+Three cases with one handler: on the polling thread and on worker threads against the bare loop with the same client
+settings, and against the bare loop with the client's own defaults, which most users have.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Exactly once in PostgreSQL, against the same statements in plain psycopg, and against the usual loop on Kafka.
 
-What runs is in `in_postgres.py`, and imported there only. The plain sides have their values in memory, one connection
-in one thread and no offsets to keep; their transactions are as large as kconsume's were.
+The code is in `in_postgres.py`, which only a running case imports. The plain sides have their values in memory, one
+connection in one thread, and no offsets. Their transactions have the size of kconsume's transactions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from benchmarks.targets import records_in, target_topic
 
 
 class _InPostgres(Case):
-    """One insert a record, on our side."""
+    """One insert for each record, on kconsume's side."""
 
     needs = ("postgres",)
 

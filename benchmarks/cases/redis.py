@@ -1,7 +1,7 @@
 """Exactly once in Redis, one command a record, against the same commands in redis-py's pipelines without Kafka.
 
-What runs is in `in_redis.py`, and imported there only. The other side has its values in memory, one connection in one
-thread and no offsets to keep; its transactions are as large as kconsume's were.
+The code is in `in_redis.py`, which only a running case imports. The other side has its values in memory, one connection
+in one thread, and no offsets. Its transactions have the size of kconsume's transactions.
 """
 
 from __future__ import annotations

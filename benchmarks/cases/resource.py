@@ -1,7 +1,7 @@
-"""What a resource costs a record that is handled with it: both sides are kconsume.
+"""The cost of a resource for each record. Both sides are kconsume.
 
-The figure is CPU time, because a hundredth is less than what the time on the wall differs between two runs of one
-program; and the polling thread, because handing over to workers is the larger part of that difference.
+The figure is CPU time, because the wall time of two runs of one program differs by more than one percent. The handler
+runs on the polling thread, because passing records to workers causes most of that difference.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Resource(Case):
         app.consume(task.topic, executor="inline")(stocked_noop)
         measured = cost(task, catch_up(app, task))
         if states != ["opened", "closed"]:
-            raise AssertionError(f"the resource was {states}, and one run opens and closes it once")
+            raise AssertionError(f"the resource was {states}, but one run must open and close it once")
         return measured
 
     def theirs(self, task: Task) -> Measured:

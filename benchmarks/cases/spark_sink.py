@@ -1,8 +1,8 @@
-"""A handler that gets DataFrames and writes them to nowhere, against foreachBatch on Spark's own Kafka source.
+"""A handler of DataFrames with a noop write, against foreachBatch on Spark's own Kafka source.
 
-Both read the whole topic, twice in one session, and the second time counts, from the call on: with its start, without
-the JVM's. The other side is Spark as it comes: it reads by its own consumers, in the JVM, with its default settings.
-What it does not do is keep an offset anywhere but in its checkpoint. CPU is that of the Python process alone.
+Both sides read the whole topic twice in one session. The second time is measured, from the call: with the start of
+the app or query, without the start of the JVM. The other side is Spark with its defaults: its own consumers in the
+JVM read the topic, and it keeps offsets only in its checkpoint. The CPU time is that of the Python process alone.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 BATCHES = 2
-"""Of each partition, and all of them full: one that is short of a record would wait until nothing more comes. (By four
-the records of a partition cannot be divided.) The other side takes all partitions in one batch."""
+"""Batches for each partition, all of them full: a batch that lacks a record would wait until no more records come. (The
+records of a partition are not divisible by four.) The other side takes all partitions in one batch."""
 MEMORY = 1 << 30
-"""Of records in flight: batches as large as Spark likes them are not had with the default."""
+"""Bytes of records in flight. The default is too small for batches of a good size for Spark."""
 
 
 def batching(task: Task) -> Batching:
@@ -39,11 +39,11 @@ class SparkSink(Case):
         with spark_session():
 
             def read(name: str, writes: NoopWrites) -> None:
-                import pyspark.sql  # here, because the other cases are measured without it
+                import pyspark.sql  # imported here, because the other cases are measured without it
 
                 app = App(task.bootstrap, group=f"{task.group}-{name}", memory=MEMORY)
 
-                # Without a group's join, whose delay is the broker's: the other side has none.
+                # partitions=, because a group's join has a delay of the broker, and the other side has no join.
                 @app.consume(task.topic, batch=batching(task), partitions=range(PARTITIONS))
                 def write(frame: pyspark.sql.DataFrame) -> None:
                     writes(frame)

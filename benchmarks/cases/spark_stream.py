@@ -1,8 +1,8 @@
 """`foreach_batch`, `stream` and `for_each_partition` against bare foreachBatch with the same handler.
 
-Each side reads the whole topic twice in one session, and the second time counts: from the start of the query until it
-has ended, so that the last batch's commit is in it on both sides. In batches of a quarter of the topic. Rows are
-counted in what was written, by Spark or in PostgreSQL.
+Each side reads the whole topic twice in one session. The second time is measured, from the start of the query until
+it has ended, so that it includes the last batch's commit on both sides. A batch is a quarter of the topic. The
+written rows are counted, by Spark or in PostgreSQL.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def per_batch(task: Task) -> int:
 
 
 def source(spark: SparkSession, task: Task) -> DataFrame:
-    """As it comes: Spark's default settings."""
+    """The Kafka source with Spark's default settings."""
     source = spark.readStream.format("kafka").option("kafka.bootstrap.servers", task.bootstrap)
     source = source.option("subscribe", task.topic).option("startingOffsets", "earliest")
     return source.option("maxOffsetsPerTrigger", str(per_batch(task))).load()
 
 
 def whole(task: Task, read: Callable[[str], int]) -> Measured:
-    """The second of two runs, from the call until it returns; `read` answers with the rows that it wrote."""
+    """Measure the second of two runs, from the call until it returns. read: returns how many rows it wrote."""
     wanted = orders.total(task.records)
     for name in ("first", "second"):
         began, cpu = time.perf_counter(), time.process_time()
@@ -64,7 +64,7 @@ def by_a_bare_query(task: Task) -> Measured:
 
 class SparkForeach(Case):
     name = "spark-foreach"
-    about = "foreach_batch around a query of one's own, noop write, against bare foreachBatch"
+    about = "foreach_batch in a plain streaming query, noop write, against bare foreachBatch"
     bar = Bar(0.97)
     names = ("kconsume", "foreachBatch")
     needs = ("postgres",)

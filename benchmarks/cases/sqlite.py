@@ -1,8 +1,8 @@
-"""Exactly once in SQLite, one insert a record, against the same inserts in plain sqlite3 without Kafka.
+"""Exactly once in SQLite, one insert for each record, against the same inserts in plain sqlite3 without Kafka.
 
-The plain side has its values in memory, one connection and no offsets to keep. Its transactions are as large
-as kconsume's were: a trigger on kconsume's offset row notes each transaction's size, which costs our side one
-more insert a transaction and theirs nothing.
+The plain side has its values in memory, one connection, and no offsets. Its transactions have the size of kconsume's
+transactions: a trigger on kconsume's offset row notes the size of each transaction. That costs kconsume's side one more
+insert for each transaction, and the other side nothing.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Sqlite(Case):
             return msgspec.structs.replace(measured, transaction=_mean_transaction(path))
 
     def theirs(self, task: Task) -> Measured:
-        assert task.transaction is not None  # the warm-up has kconsume first, so that it is known
+        assert task.transaction is not None  # known, because kconsume is first in the warm-up
         values = [(v,) for p in range(PARTITIONS) for v in orders.values(p, task.records, "bytes")]
         with _database() as path:
             with closing(_connect(path)) as connection:
@@ -82,7 +82,7 @@ def _database() -> Iterator[Path]:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """With the settings of kconsume's own connections."""
+    """Connect with the settings of kconsume's own connections."""
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("pragma journal_mode = wal")
     connection.execute("pragma synchronous = normal")
@@ -91,7 +91,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 def _prepare_ours(address: str, path: Path) -> None:
     store = open_store(address)
-    store.groups()  # makes kconsume's tables
+    store.groups()  # creates kconsume's tables
     store.close()
     with closing(_connect(path)) as connection:
         connection.execute(_EFFECTS)
@@ -99,7 +99,7 @@ def _prepare_ours(address: str, path: Path) -> None:
 
 
 def _effects(path: Path) -> int:
-    """How many rows there are; fails when a value is there twice. The marks alone are alike."""
+    """Return the number of rows. Raises if a value is there twice. Only the marks are equal."""
     with closing(_connect(path)) as connection:
         rows, distinct = connection.execute("select count(*), count(distinct value) from effects").fetchone()
     if rows - MARKS != distinct - 1:
@@ -108,7 +108,7 @@ def _effects(path: Path) -> int:
 
 
 def _between_marks(path: Path) -> int:
-    """How many records the clock ran for: one writes at a time, so the rows are in the order of handling."""
+    """Return how many records were handled between the marks. SQLite has one writer, so the rows are in that order."""
     with closing(_connect(path)) as connection:
         (count,) = connection.execute("select max(rowid) - min(rowid) from effects where length(value) = 0").fetchone()
     return int(count)

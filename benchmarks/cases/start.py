@@ -1,6 +1,6 @@
 """From the start of a process to the first call of the handler, against a bare consumer's first message.
 
-The two programs are `first_call.py` and `first_message.py`; each does what a person's would, and imports
+The two programs are `first_call.py` and `first_message.py`. Each does what a user's program would do, and imports
 nothing else. The clock is CLOCK_MONOTONIC, which all processes of a machine share.
 """
 
@@ -33,7 +33,7 @@ class Start(Case):
 
 
 def _first(module: str, arguments: list[str]) -> Measured:
-    """The program prints one line when it has its first record: the moment, and the CPU time so far."""
+    """Run the program. It prints one line when it has its first record: the time, and the CPU time so far."""
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments], capture_output=True, text=True, timeout=_WITHIN, check=False

@@ -1,7 +1,7 @@
-"""What a `pyarrow.Table` costs a record: kconsume's handler gets one, the bare loop the list of messages, unread.
+"""The cost of a `pyarrow.Table` for each record: kconsume's handler gets a table, the bare loop a list of messages.
 
-Compared by the difference of CPU time, which is what the columns and kconsume itself cost together: a ratio to a
-loop that does nothing would say how little nothing is.
+The bare loop reads nothing of its messages. The difference of CPU time is compared: the cost of the columns and of
+kconsume itself. A ratio to a loop that does nothing would mean nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Table(Case):
     unit = Unit("{:,.0f} ns")
 
     def ours(self, task: Task) -> Measured:
-        import pyarrow  # here, because the other cases are measured without it
+        import pyarrow  # imported here, because the other cases are measured without it
 
         app = App(task.bootstrap, group=task.group)
         columns: set[int] = set()

@@ -1,7 +1,7 @@
-"""Reserve stock for orders: the write and the offset commit together, in one SQLite file.
+"""Reserves stock for orders. The reservation and the offset commit together, in one SQLite file.
 
-python service.py                 consume, on a broker that all processes of this user share
-python service.py --order cup 3   send an order there
+python service.py                 consumes, on an embedded broker that all processes of this user share
+python service.py --order cup 3   sends an order to that broker
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def reserve(order: Placed, tx: sqlite3.Connection) -> None:
 
 
 def prepare() -> None:
-    """Make the table that the handler writes to."""
+    """Create the table that the handler writes to."""
     with sqlite3.connect(DATABASE) as connection:
         connection.execute("create table if not exists stock (sku text primary key, reserved integer not null)")
     connection.close()

@@ -1,1 +1,1 @@
-"""A stream of clicks, kept twice by Spark: as parquet files and in PostgreSQL; each click once, through kills."""
+"""A stream of clicks that Spark stores twice, in parquet files and in PostgreSQL: each click once, through kills."""

@@ -1,8 +1,8 @@
-"""Keep a day's clicks in a lake and in a warehouse, kill both meanwhile, and see whether the books balance.
+"""Store a day's clicks in a lake and in a warehouse, kill both meanwhile, and check whether the books balance.
 
-python -m examples.lakehouse                                       a Kafka and a PostgreSQL of its own
+python -m examples.lakehouse                                       on a Kafka and a PostgreSQL that it starts itself
 python -m examples.lakehouse --brokers localhost:9092 --database postgresql://localhost/postgres
-python -m examples.lakehouse --embedded                            the lake alone, on an embedded broker
+python -m examples.lakehouse --embedded                            only the lake, on an embedded broker
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import click
 import psycopg
 from rich.console import Console
 
+from examples.database import database
 from examples.ship import Ended, Ship
-from examples.stage import clean_environment, database, new_stage, topics
+from examples.stage import clean_environment, new_stage, topics
+from kconsume.spark.jars import connector_jars
 from kconsume.testing.services import kafka_service, postgres_service
 
 from . import books, picture, traffic
@@ -30,28 +32,28 @@ SPARK = (
     " --conf 'spark.driver.defaultJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir={scratch}'"
     " pyspark-shell"
 )
-"""Small, and quick to start: two of them share this machine, and live for seconds."""
+"""Small and quick to start, because two sessions share this machine and live for seconds."""
 
 
 @click.command(help=__doc__.partition("\n")[0])
-@click.option("--brokers", help="A Kafka; without it one is started.")
-@click.option("--database", "server", help="A PostgreSQL in which a database may be made; without it one is started.")
-@click.option("--embedded", is_flag=True, help="The lake alone, on an embedded broker, which Spark itself cannot read.")
-@click.option("--clicks", "number", default=20_000, show_default=True, help="How many clicks the day has.")
+@click.option("--brokers", help="A Kafka. Without it, one is started.")
+@click.option("--database", "server", help="A PostgreSQL that may get a new database. Without it, one is started.")
+@click.option("--embedded", is_flag=True, help="Only the lake, on an embedded broker, which Spark itself cannot read.")
+@click.option("--clicks", "number", default=20_000, show_default=True, help="The number of clicks of the day.")
 @click.option("--kills", default=2, show_default=True, help="How often each side is killed.")
-@click.option("--seed", default=1, show_default=True, help="Which clicks there are, and when the kills come.")
-@click.option("--session", default=6.0, show_default=True, help="Seconds until a killed member is missed.")
-@click.option("--within", default=600.0, show_default=True, help="Seconds until everything must have come through.")
+@click.option("--seed", default=1, show_default=True, help="Decides the clicks and the times of the kills.")
+@click.option("--session", default=6.0, show_default=True, help="Seconds until the group notices a killed member.")
+@click.option("--within", default=600.0, show_default=True, help="Seconds within which every click must be stored.")
 @click.option(
     "--plot", default="lakehouse.png", show_default=True, type=click.Path(dir_okay=False, path_type=Path),
-    help="Where the picture goes.",
+    help="The file of the picture.",
 )  # fmt: skip
 def main(
     brokers: str | None, server: str | None, embedded: bool, number: int, kills: int, seed: int, session: float,
     within: float, plot: Path,
 ) -> None:  # fmt: skip
     if embedded and (brokers or server):
-        raise click.UsageError("--embedded is instead of --brokers and --database")
+        raise click.UsageError("--embedded cannot be used with --brokers or --database")
     console = Console(highlight=False)
     stage = new_stage()
     clicks = list(traffic.day(number, seed))
@@ -65,20 +67,30 @@ def main(
             "STAGE": f"{stage}.",
             "LAKE": str(folder / "lake"),
             "CHECKPOINT": str(folder / "checkpoint"),
-            # Production has 45 s, and no kills that a person waits for.
+            # Production uses 45 s. Here a user waits for each kill.
             "KCONSUME_KAFKA_SESSION_TIMEOUT_MS": f"{1000 * session:.0f}",
             "PYSPARK_SUBMIT_ARGS": SPARK.format(scratch=scratch),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_LOCAL_DIRS": str(scratch),
         }
         if not embedded:
-            url = opened.enter_context(database(server or opened.enter_context(postgres_service()).url, stage))
+            console.print("preparing the jars of Spark's Kafka connector (fetched by the first run) …")
+            connector_jars()
+            if server is None:
+                console.print("starting PostgreSQL …")
+                server = opened.enter_context(postgres_service()).url
+            console.print("creating the database …")
+            url = opened.enter_context(database(server, stage))
             sides.append(Warehouse(opened.enter_context(psycopg.connect(url, autocommit=True))))
             environment["WAREHOUSE"] = url
-            brokers = brokers or opened.enter_context(kafka_service()).bootstrap
+            if brokers is None:
+                console.print("starting Kafka (fetched by the first run) …")
+                brokers = opened.enter_context(kafka_service()).bootstrap
         topic = f"{stage}.clicks"
+        console.print("starting an embedded broker …" if brokers is None else "creating the topic …")
         address = opened.enter_context(topics(brokers, stage, [topic]))
         environment["BROKERS"] = address
+        console.print(f"starting Spark, one process for each of: {', '.join(side.name for side in sides)} …")
         ships = [Ship(side.name, list(side.command), environment, folder / f"{side.name}.log") for side in sides]
         for ship in ships:
             opened.callback(ship.kill)
@@ -86,21 +98,23 @@ def main(
         went_well = True
         try:
             storm.run(time.monotonic() + within, console)
+            console.print("stopping Spark …")
             for ship in ships:
                 ship.stop()
         except (Ended, TimeoutError) as failure:
             went_well = False
             console.print(str(failure), style="bold red", markup=False)
         balanced = books.show([book for side in sides for book in side.books(clicks)], console)
-        killed = ", ".join(f"{name} {times}" for name, times in storm.killed.items()) or "nobody"
+        killed = ", ".join(f"{name} {times}" for name, times in storm.killed.items()) or "no process"
         title = f"{number:,} clicks of a day; killed with kill -9 meanwhile: {killed}"
+        console.print("drawing the picture …")
         picture.draw({side.legend: side.clicks() for side in sides}, title, plot)
     console.print(f"The picture is in {plot}.")
     sys.exit(0 if balanced and went_well else 1)
 
 
 def _folder() -> tempfile.TemporaryDirectory[str]:
-    """For the lake, and all else. A Java outlives a driver that was killed by a moment, and may write while it goes."""
+    """For all files of the run. The Java process of a killed driver lives a moment longer, and may still write."""
     return tempfile.TemporaryDirectory(prefix="kconsume-lakehouse-", ignore_cleanup_errors=True)
 
 

@@ -1,4 +1,4 @@
-"""Do the books balance? Compares what was kept with what was sent, click by click. Pure, but for the table it shows."""
+"""Checks whether the books balance: compares the stored clicks with the sent clicks, one by one. Only `show` prints."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Kept = TypeVar("Kept", bound=Hashable)
 
 @dataclass(frozen=True)
 class Book:
-    """What was sent, what is there of it, and by how much they differ."""
+    """How many clicks were sent, how many are stored, and by how many they differ."""
 
     name: str
     sent: int
     rows: int
     distinct: int | None
-    """None for totals, in which one click cannot be told from another."""
+    """None for totals, which do not contain single clicks."""
     missing: int
     too_much: int
 
@@ -41,7 +41,7 @@ def of_pages(name: str, sent: Sequence[Click], totals: Counter[str]) -> Book:
 
 
 def show(books: Sequence[Book], console: Console) -> bool:
-    """The table; whether all of them balance."""
+    """Print the table. Returns whether all books balance."""
     table = Table("book", "sent", "rows", "distinct", "missing", "too much", "", title="The books")
     for column in table.columns[1:6]:
         column.justify = "right"

@@ -1,6 +1,6 @@
-"""What a click is, and where the pipeline finds things.
+"""The type of a click, and the addresses of the pipeline.
 
-`STAGE` stands before the topic and every group, so that several runs can share a cluster.
+`STAGE` is the prefix of the topic and of every group, so that several runs can share a cluster.
 """
 
 from __future__ import annotations
@@ -25,4 +25,4 @@ class Click(msgspec.Struct, frozen=True):
     page: str
     at: datetime
     milliseconds: int
-    """How long the page took to answer."""
+    """The response time of the page."""

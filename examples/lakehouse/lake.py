@@ -1,7 +1,7 @@
-"""Way one, into parquet: an app, and the sink that is there. kconsume reads Kafka, Spark writes the files.
+"""The first way, to parquet: an app with `SparkSink`. kconsume reads Kafka, and Spark writes the files.
 
-A file is made for each range of offsets, whole or not at all, and a range is in the folder once. The offsets stay in
-Kafka: where the folder stands decides.
+Each range of offsets becomes one file, complete or not at all, and each range is in the folder once. The offsets stay
+in Kafka; the files in the folder decide which ranges are done.
 
     kconsume run examples.lakehouse.lake:app
 """
@@ -22,7 +22,7 @@ app = App(BROKERS, group=f"{STAGE}lake")
 
 @app.resource
 def spark() -> Iterator[SparkSession]:
-    # Spark's default for a time in parquet, INT96, has no time zone for those who read it without Spark.
+    # Spark's default type for a time in parquet, INT96, has no time zone for readers other than Spark.
     session = open_session("lake", settings={"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"})
     yield session
     session.stop()

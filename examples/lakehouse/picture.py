@@ -1,4 +1,4 @@
-"""The same day, seen from both sides, as a PNG. Draws what it is given, and checks nothing."""
+"""Draws the clicks that both sides stored, as a PNG. Checks nothing."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .clicks import Click
 
 COLOURS = ("#1f6f8b", "#e08e45")
 _SHARE = 0.8
-"""How much of an hour, or of a page, its bars take."""
+"""The part of the width of an hour, or of the height of a page, that the bars fill."""
 
 Sides = Mapping[str, Sequence[Click]]
-"""What each side has, by the name that the legend gives it."""
+"""The clicks of each side, by its name in the legend."""
 
 
 def draw(sides: Sides, title: str, file: Path) -> None:
-    # Without pyplot: no window, and nothing that stays open.
+    # Without pyplot, so that no window and no figure stays open.
     figure = Figure(figsize=(12, 5.2), layout="constrained")
     hours, pages = figure.subplots(1, 2, width_ratios=[3, 2])
     _draw_hours(hours, sides)
@@ -60,7 +60,7 @@ def _draw_pages(axes: Axes, sides: Sides) -> None:
 
 
 def _make_readable(axes: Axes, counts: Literal["x", "y"]) -> None:
-    """Whole numbers along the axis that counts, with thin lines behind the bars, and nothing else around them."""
+    """Show whole numbers on the axis of the counts, thin grid lines behind the bars, and no frame at the top."""
     axis = axes.xaxis if counts == "x" else axes.yaxis
     axis.set_major_locator(MaxNLocator(6, integer=True))
     axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))

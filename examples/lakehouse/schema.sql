@@ -1,4 +1,4 @@
--- The tables of the warehouse. Those of kconsume are made by kconsume. No key would hide a click that is there twice.
+-- The tables of the warehouse. kconsume creates its own tables. clicks has no key: a key would hide a duplicate click.
 create table clicks (
     id bigint not null,
     visitor text not null,

@@ -1,6 +1,6 @@
-"""The two sides, for the runner: how each is started, how far it has come, and what it has kept, read back.
+"""The two sides: how each is started, how many clicks it has stored, and the stored clicks, read back.
 
-Writes nothing but the warehouse's empty tables. The lake is read by pyarrow, without Spark.
+The only write is the creation of the warehouse's tables. The lake is read by pyarrow, without Spark.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Side(Protocol):
 
     @property
     def command(self) -> Sequence[str]:
-        """What `python -m` starts."""
+        """The arguments of `python -m`."""
 
     @property
     def legend(self) -> str: ...
 
     def kept(self) -> int:
-        """How many clicks are there by now."""
+        """Return how many clicks are stored now."""
 
     def clicks(self) -> list[Click]: ...
 
@@ -56,7 +56,7 @@ class Lake:
         return [books.of_clicks("lake: SparkSink", sent, self.clicks())]
 
     def _files(self) -> Iterator[Path]:
-        # Not by pyarrow.dataset while it is written to: that also lists what lies aside, and fails when it goes.
+        # pyarrow.dataset also lists temporary files, and fails when Spark removes them, so it is not used here.
         return self._folder.glob("*.parquet")
 
 
@@ -66,7 +66,7 @@ class Warehouse:
     legend = "warehouse: PostgreSQL, by foreach_batch"
 
     def __init__(self, connection: psycopg.Connection) -> None:
-        """Its tables are made."""
+        """Creates the tables."""
         self._connection = connection
         connection.execute(SCHEMA.encode())
 

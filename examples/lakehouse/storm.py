@@ -1,7 +1,7 @@
-"""Clicks come in, and the sides that keep them are killed as they get on.
+"""Sends the clicks, and kills the sides that store them meanwhile.
 
-The clicks are never further ahead of the slower side than from one kill to the next, and the last of them wait for the
-last kill. So each kill comes while clicks are still to be sent, and others were sent and are not kept yet.
+The sent clicks are ahead of the slower side by at most the distance between two kills, and the last clicks are sent
+after the last kill. So at each kill, some clicks are not sent yet, and some are sent but not stored yet.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from .clicks import Click
 from .sides import Side
 
 _LINGER = 1.5
-"""Up to so many seconds after its place, a kill comes: at any moment of a side's work, and not just after a write."""
+"""A kill comes up to this many seconds after its place is reached, so not always right after a write."""
 _BURST = 200
 _LOOK_EVERY = 0.1
 
 
 class Feed:
-    """Sends the clicks in their order."""
+    """Sends the clicks in order."""
 
     def __init__(self, brokers: str, topic: str, clicks: Sequence[Click]) -> None:
         self.clicks = clicks
         self.sent = 0
         self._topic = topic
-        # Silent: it is still there when the brokers go.
+        # Silent, because the producer still exists when the brokers stop.
         self._producer = Producer({"bootstrap.servers": brokers, "enable.idempotence": True, "log_level": 0})
 
     def send_until(self, number: int) -> None:
-        """So that so many are sent, if there are so many."""
+        """Send clicks until this many, or all, are sent."""
         for click in self.clicks[self.sent : number]:
             self._producer.produce(self._topic, msgspec.json.encode(click), key=click.visitor)
             self.sent += 1
         if self._producer.flush(30):
-            raise TimeoutError("the brokers do not take the clicks")
+            raise TimeoutError("the brokers did not confirm the clicks within 30 s")
 
 
 class Storm:
-    """`kills` of each side: at even places, and at a moment after it that the seed gives."""
+    """Kills each side `kills` times: at equal distances, and then after a pause that follows from the seed."""
 
     def __init__(self, feed: Feed, sides: Sequence[tuple[Side, Ship]], kills: int, seed: int) -> None:
         self.killed: Counter[str] = Counter()
@@ -58,7 +58,7 @@ class Storm:
         self._moments: dict[str, float] = {}
 
     def run(self, deadline: float, console: Console) -> None:
-        """Until all has been sent and kept, and each side has had its kills."""
+        """Run until all clicks are sent and stored, and each side was killed as often as planned."""
         while not self._is_over():
             for side, ship in self._sides:
                 ship.must_run()
@@ -70,7 +70,7 @@ class Storm:
             time.sleep(_LOOK_EVERY)
 
     def _so_far(self) -> int:
-        """How many clicks may be sent by now: some ahead of the slower side, and the last ones after the last kill."""
+        """How many clicks may be sent now: some ahead of the slower side, and the last ones after the last kill."""
         slower = min(side.kept() for side, _ in self._sides)
         last = len(self._feed.clicks) - (0 if self._are_all_killed() else self._stride)
         return min(slower + self._stride, last)
@@ -83,7 +83,7 @@ class Storm:
             return False
         if side.kept() < self._feed.sent or self._feed.sent == len(self._feed.clicks):
             return True
-        # Not while it rests: it gets more, and a little time.
+        # A kill of an idle side would prove nothing: send more clicks, and wait a little.
         self._feed.send_until(self._feed.sent + _BURST)
         self._moments[side.name] = self._soon(side)
         return False
@@ -93,10 +93,12 @@ class Storm:
 
     def _kill(self, side: Side, ship: Ship, console: Console) -> None:
         ship.kill()
-        console.print(f"kill -9 {side.name:<10}{self._feed.sent:7,} clicks sent, {side.kept():6,} kept")
+        console.print(f"kill -9 {side.name:<10}{self._feed.sent:7,} clicks sent, {side.kept():6,} stored")
         ship.start()
         self.killed[side.name] += 1
         del self._moments[side.name]
+        if self._are_all_killed():
+            console.print("waiting until every click is stored …")
 
     def _are_all_killed(self) -> bool:
         return all(self.killed[side.name] == self._kills for side, _ in self._sides)

@@ -1,7 +1,7 @@
-"""Way two, into PostgreSQL: a streaming query of one's own. Spark reads Kafka, kconsume decides what of it counts.
+"""The second way, to PostgreSQL: your own streaming query. Spark reads Kafka, and kconsume decides which ranges count.
 
-The rows, the totals of the pages and the offsets of the micro-batch commit in one transaction. Without that, a total
-that had been raised before a kill would be raised again after it.
+The rows, the totals of the pages and the offsets of the micro-batch commit in one transaction. Otherwise a total that
+was raised before a kill would be raised again after it.
 
     python -m examples.lakehouse.warehouse
 """
@@ -21,7 +21,7 @@ FIELDS = "id bigint, visitor string, page string, at timestamp, milliseconds int
 
 def keep(df: DataFrame, tx: psycopg.Connection) -> None:
     click = f.from_json(f.col("value").cast("string"), FIELDS, {"mode": "FAILFAST"})
-    clicks = df.select(click.alias("click")).select("click.*").persist()  # or each action would read Kafka again
+    clicks = df.select(click.alias("click")).select("click.*").persist()  # otherwise each action would read Kafka again
     try:
         _copy(clicks, tx)
         _count(clicks, tx)
@@ -56,7 +56,7 @@ def main() -> None:
         .load()
     )
     query = source.writeStream.foreachBatch(batches).option("checkpointLocation", CHECKPOINT).start()
-    batches.wait(query)  # SIGTERM lets the batch that runs come to its end
+    batches.wait(query)  # on SIGTERM, the running batch is finished first
     spark.stop()
 
 

@@ -1,4 +1,4 @@
-"""Kill the loop and the service at the same places, start them again, and count what is in their books.
+"""Kill the loop and the service at the same places, start them again, and count what each has booked.
 
 python -m examples.migration                              on an embedded broker
 python -m examples.migration --brokers localhost:9092
@@ -29,9 +29,9 @@ from examples.stage import PARTITIONS, clean_environment, new_stage, topics
 
 ROOT = Path(__file__).parents[2]
 LAST = -1
-"""The number of the last payment of each partition, which is sent after the last kill."""
+"""The number of the last payment of each partition. These are sent after the last kill."""
 LINGER = 0.6
-"""Up to so many seconds after its place, a kill comes: otherwise it would always come just after a write."""
+"""Every second kill comes up to this many seconds late: otherwise all would come right after a write."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Count:
 
 
 class Side:
-    """One of the two, in a process that is killed and started again, with books of its own."""
+    """One of the two programs, in a process that is killed and started again, with its own SQLite file."""
 
     def __init__(self, name: str, module: str, folder: Path, environment: Mapping[str, str]) -> None:
         self.name = name
@@ -60,7 +60,7 @@ class Side:
         self._environment = {**environment, "BOOKS": str(self._books)}
 
     def killed(self, kills: int, payments: int, last_kill: Barrier, deadline: float) -> Count:
-        """Killed `kills` times as its books grow; then left alone until it has booked the last of each partition."""
+        """Kill the process `kills` times while it books; then wait for the last payment of each partition."""
         dice = random.Random(kills)
         process = self._start()
         try:
@@ -73,7 +73,7 @@ class Side:
             last_kill.wait(max(0.0, deadline - time.monotonic()))
             self._wait(process, None, deadline)
         finally:
-            last_kill.abort()  # whoever still waits there waits for nothing
+            last_kill.abort()  # after a failure here, the other side must not wait
             process.kill()
             process.wait(30)
         return Count(self.name, kills, *self._booked()[:2])
@@ -83,18 +83,19 @@ class Side:
             return subprocess.Popen(self._command, cwd=ROOT, env=self._environment, stdout=log, stderr=log)
 
     def _wait(self, process: subprocess.Popen[bytes], payments: int | None, deadline: float) -> None:
-        """Until so many payments are booked, or all have been seen."""
+        """Wait until this many payments are booked; with None, until the last payment of each partition is booked."""
         while True:
             _, distinct, ends = self._booked()
             if ends == PARTITIONS if payments is None else distinct >= payments:
                 return
             if process.poll() is not None or time.monotonic() > deadline:
-                print(f"{self.name} does not get on:\n{self._log.read_text(errors='replace')[-2000:]}")
+                log = self._log.read_text(errors="replace")[-2000:]
+                print(f"{self.name} makes no progress; the end of its log:\n{log}")
                 raise SystemExit(1)
             time.sleep(0.02)
 
     def _booked(self) -> tuple[int, int, int]:
-        """Rows, distinct payments, and in how many partitions the last was booked."""
+        """Return the rows, the distinct payments, and in how many partitions the last payment was booked."""
         with closing(sqlite3.connect(self._books, timeout=30)) as books:
             try:
                 rows, distinct = books.execute(
@@ -104,20 +105,22 @@ class Side:
                     "select count(distinct account) from booked where number = ?", (LAST,)
                 ).fetchone()
             except sqlite3.OperationalError:
-                return 0, 0, 0  # the table is not there yet
+                return 0, 0, 0  # the table does not exist yet
         return int(rows), int(distinct), int(ends)
 
 
 @click.command(help=__doc__.partition("\n")[0])
-@click.option("--brokers", help="A Kafka; without it an embedded broker.")
+@click.option("--brokers", help="A Kafka. Without it, an embedded broker is used.")
 @click.option("--payments", default=6000, show_default=True, help="How many payments there are.")
-@click.option("--kills", default=4, show_default=True, help="How often each of the two is killed.")
-@click.option("--session", default=6.0, show_default=True, help="Seconds until a killed member is missed.")
-@click.option("--within", default=300.0, show_default=True, help="Seconds until everything must have come through.")
+@click.option("--kills", default=4, show_default=True, help="How often each of the two programs is killed.")
+@click.option("--session", default=6.0, show_default=True, help="Seconds until the group notices a killed member.")
+@click.option("--within", default=300.0, show_default=True, help="Seconds within which every payment must be booked.")
 def main(brokers: str | None, payments: int, kills: int, session: float, within: float) -> None:
     stage = new_stage()
+    console = Console(highlight=False)
     with ExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="kconsume-migration-")))
+        console.print("starting an embedded broker …" if brokers is None else "creating a topic …")
         address = opened.enter_context(topics(brokers, stage, [stage]))
         _send(address, stage, [_payment(number) for number in range(payments)])
         milliseconds = f"{1000 * session:.0f}"
@@ -135,6 +138,7 @@ def main(brokers: str | None, payments: int, kills: int, session: float, within:
         ]
         ends = [{"number": LAST, "account": f"end-{partition}", "cents": 1} for partition in range(PARTITIONS)]
         last_kill = Barrier(len(sides), action=lambda: _send(address, stage, ends))
+        console.print(f"booking {payments:,} payments with both programs, {kills} kills each …")
         with ThreadPoolExecutor() as both:
             deadline = time.monotonic() + within
             counts = list(both.map(lambda side: side.killed(kills, payments, last_kill, deadline), sides))
@@ -152,11 +156,11 @@ def _send(brokers: str, topic: str, payments: list[dict[str, object]]) -> None:
     for place, payment in enumerate(payments):
         producer.produce(topic, json.dumps(payment), partition=place % PARTITIONS)
     if producer.flush(60):
-        raise SystemExit("the brokers do not take the payments")
+        raise SystemExit("the brokers did not confirm the payments within 60 s")
 
 
 def _show(counts: list[Count], payments: int) -> None:
-    table = Table("", "payments", "kills", "rows", "lost", "booked twice", title="What is in the books")
+    table = Table("", "payments", "kills", "rows", "lost", "booked twice", title="Booked payments")
     for column in table.columns[1:]:
         column.justify = "right"
     for count in counts:

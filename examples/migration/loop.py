@@ -1,4 +1,4 @@
-"""Before: the loop as it is usually written, with the client's own commits, and rows written five hundred at a time.
+"""Before: the usual loop, with the client's automatic commits, and rows that are written five hundred at a time.
 
 python -m examples.migration.loop
 """

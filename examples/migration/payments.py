@@ -1,4 +1,4 @@
-"""What both services do with a payment; they differ only in how they consume."""
+"""What both programs do with a payment. They differ only in how they consume."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ BOOKS = os.environ.get("BOOKS", "payments.db")
 
 
 def looks_right(account: str, cents: int) -> bool:
-    """Asks the fraud desk, which takes its time."""
+    """Check for fraud; stands for a call that takes a millisecond."""
     time.sleep(0.001)
     return bool(account) and cents > 0
 
 
 def open_books() -> sqlite3.Connection:
-    """No key would hide a payment that is booked twice."""
+    """Open the file and create the table, without a primary key: a key would hide a payment that is booked twice."""
     books = sqlite3.connect(BOOKS, timeout=30)
     books.execute("pragma journal_mode = wal")
     books.execute("create table if not exists booked (number integer, account text, cents integer)")

@@ -1,4 +1,4 @@
-"""After: the same on kconsume. The rows and the offset commit together, as many at a time as fit a moment.
+"""After: the same service on kconsume. The rows and the offset commit in one transaction.
 
 python -m examples.migration.service
 """

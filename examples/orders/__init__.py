@@ -1,1 +1,1 @@
-"""Three services on one chain of topics, whose books balance while they are killed."""
+"""Three services that are connected by topics. Their tables stay correct although their processes are killed."""

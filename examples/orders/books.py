@@ -1,6 +1,6 @@
-"""Do the books balance? Compares what is in the database with what must have come of the orders.
+"""Checks whether the books balance: compares the tables with the entries that the orders must have caused.
 
-Reads only. A book is compared entry by entry, and no table has a key that would hide an entry that is there twice.
+Only reads. Each book is compared entry by entry, and no table has a key that would hide a duplicate entry.
 
     python -m examples.orders.books postgresql://localhost/shop 600
 """
@@ -25,7 +25,7 @@ SCHEMA = Path(__file__).with_name("schema.sql").read_text()
 
 @dataclass(frozen=True)
 class Book:
-    """One of the books: what should be in it and is not, and what is in it and should not."""
+    """The result for one table: how many entries are expected, how many are missing, and how many are too much."""
 
     name: str
     expected: int
@@ -39,7 +39,7 @@ class Book:
 
 @dataclass(frozen=True)
 class Witness:
-    """What had to be mended on the way. It proves nothing but that there was something to mend."""
+    """How often work was repeated. It only proves that there was something to repeat."""
 
     retried: int
     asked_again: int
@@ -47,7 +47,7 @@ class Witness:
 
 
 def prepare(database: str) -> None:
-    """Make the tables of the shop, with every article of the catalogue."""
+    """Create the tables of the shop, with every article of the catalogue."""
     with psycopg.connect(database) as shop:
         shop.execute(SCHEMA.encode())
         for sku in demand.CATALOGUE:
@@ -56,16 +56,17 @@ def prepare(database: str) -> None:
 
 def open_books(shop: psycopg.Connection, orders: int) -> list[Book]:
     return [
-        _compare("orders taken", Counter(demand.numbers(orders)), shop, "select number from orders"),
+        _compare("orders accepted", Counter(demand.numbers(orders)), shop, "select number from orders"),
         _compare("lines in the ledger", demand.ledger(orders), shop, "select number, quantity from ledger"),
         _compare("pieces reserved", demand.reserved(orders), shop, "select sku, reserved from stock", counts=True),
-        _compare("orders that nobody can fill", demand.unfilled(orders), shop, _UNFILLED),
-        _compare("orders told", _told(orders), shop, "select number, told from orders where told > 0", counts=True),
+        _compare("orders for unknown articles", demand.unfilled(orders), shop, _UNFILLED),
+        _compare("answers recorded", _answers(orders), shop, _ANSWERS, counts=True),
         _compare("letters", demand.events(orders), shop, _LETTERS),
         _compare("events not sent yet", Counter(), shop, "select id from kconsume_outbox"),
     ]
 
 
+_ANSWERS = "select number, answers from orders where answers > 0"
 _UNFILLED = "select (convert_from(value, 'UTF8')::json ->> 'number')::int from unfilled"
 _LETTERS = "select number, case when text like '%cancelled%' then 'released' else 'reserved' end from letters"
 
@@ -81,7 +82,7 @@ def witness(shop: psycopg.Connection) -> Witness:
 
 
 def show(books: Sequence[Book], console: Console) -> bool:
-    """The table; whether all of them balance."""
+    """Print the table. Returns whether all books balance."""
     table = Table("book", "expected", "missing", "too much", "", title="The books")
     for column in table.columns[1:4]:
         column.justify = "right"
@@ -92,17 +93,17 @@ def show(books: Sequence[Book], console: Console) -> bool:
     return all(book.balances for book in books)
 
 
-def _told(orders: int) -> Counter[int]:
-    told: Counter[int] = Counter()
+def _answers(orders: int) -> Counter[int]:
+    answers: Counter[int] = Counter()
     for (number, _), times in demand.events(orders).items():
-        told[number] += times
-    return told
+        answers[number] += times
+    return answers
 
 
 def _compare(
     name: str, expected: Mapping[Any, int], shop: psycopg.Connection, query: str, *, counts: bool = False
 ) -> Book:
-    """`counts`: the last column says how often the entry is there."""
+    """counts: the last column of the query is the number of times that the entry is there."""
     found: Counter[Hashable] = Counter()
     for row in _rows(shop, query):
         entry, times = (row[:-1], row[-1]) if counts else (row, 1)
@@ -115,7 +116,7 @@ def _rows(shop: psycopg.Connection, query: str) -> list[tuple[Any, ...]]:
     try:
         return shop.execute(query.encode()).fetchall()
     except psycopg.errors.UndefinedTable:
-        return []  # kconsume makes its tables when they are first needed
+        return []  # kconsume creates its tables when they are first needed
 
 
 def main(database: str, orders: str) -> int:

@@ -1,6 +1,6 @@
-"""What is ordered, and what must come of it. Pure: the same for the load generator and for the checker.
+"""The orders, and the entries that they must cause. Pure: the load generator and the checker get the same values.
 
-Order 1 to order N; what is in each follows from its number, so nobody has to write down what was asked for.
+The content of order 1 to order N follows from its number, so no list of the placed orders is needed.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ UNKNOWN = "unicorn"
 
 
 def order(number: int) -> Placed:
-    """One of twenty is for an article that nobody has."""
+    """The content of an order. One of twenty is for an unknown article."""
     sku = UNKNOWN if number % 20 == 7 else CATALOGUE[number * 7 % len(CATALOGUE)]
     return Placed(number, sku, 1 + number % 5)
 
 
 def is_cancelled(number: int) -> bool:
-    """One of ten is cancelled right after it was placed."""
+    """One of ten orders is cancelled right after it was placed."""
     return number % 10 == 3
 
 
 def is_busy_for(number: int) -> bool:
-    """For one letter of thirty the office is busy when it is asked first."""
+    """For one letter of thirty, the office refuses the first request."""
     return number % 30 == 11
 
 
@@ -39,7 +39,7 @@ def unfilled(orders: int) -> Counter[int]:
 
 
 def ledger(orders: int) -> Counter[tuple[int, int]]:
-    """(number, quantity): one line for what is taken, one for what is given back."""
+    """(number, quantity): one line for a reservation, and one with a negative quantity for its cancellation."""
     lines: Counter[tuple[int, int]] = Counter()
     for number in numbers(orders):
         placed = order(number)
@@ -59,5 +59,5 @@ def reserved(orders: int) -> Counter[str]:
 
 
 def events(orders: int) -> Counter[tuple[int, str]]:
-    """(number, what became of it): one for each line of the ledger."""
+    """(number, state): one event for each line of the ledger."""
     return Counter((number, "reserved" if quantity > 0 else "released") for number, quantity in ledger(orders))

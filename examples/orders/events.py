@@ -1,6 +1,6 @@
-"""What the three services tell each other, by which topics, and where they find things.
+"""The events between the three services, their topics, and the addresses of the services.
 
-`STAGE` stands before every topic and group, so that several runs can share a cluster.
+`STAGE` is the prefix of every topic and group, so that several runs can share a cluster.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Stock, exactly once: reservation, line in the ledger, the event that tells of it and the offset commit together.
+"""Stock, exactly once: the reservation, the line in the ledger, the resulting event and the offset commit together.
 
-Events of one article have its key, so they are in one partition: nobody else writes its row of `stock`, except people.
-Someone who counts the shelves locks it for a moment; then the record is tried again. An article that we do not have is
-nothing that another try would mend: its order is kept as a dead letter, in the same transaction as the offset.
+Events of one article have the article as key, so they are in one partition, and only its handler writes the row in
+`stock`. But a user who counts the stock locks that row for a moment; then the record is tried again. Another try cannot
+help an order for an unknown article, so it becomes a dead letter, in the same transaction as the offset.
 
     kconsume run examples.orders.inventory:app
 """
@@ -19,17 +19,17 @@ app = App("localhost:9092", group=f"{STAGE}inventory", offsets=SHOP)
 
 
 class NoSuchArticle(Exception):
-    """It is not in our catalogue."""
+    """The article is not in the catalogue."""
 
 
 class NotReserved(Exception):
-    """What is to be given back was never taken."""
+    """A cancelled order has no reservation."""
 
 
 @app.consume(
     ORDERS,
     to=RESERVATIONS,
-    repeats="drop",  # the web service may be killed between sending and noting that it has sent
+    repeats="drop",  # the web service may be killed after it sent an event and before it recorded that
     retry=Retry(attempts=8, give_up_on=(NoSuchArticle, NotReserved)),
     on_error=DeadLetter(table="unfilled"),
 )
@@ -39,7 +39,7 @@ def keep_stock(event: Placed | Cancelled, record: Record, tx: psycopg.Connection
         return Outgoing(Reserved(event.number), key=event.sku)
     taken = tx.execute("select sku, quantity from ledger where number = %s", (event.number,)).fetchone()
     if taken is None:
-        raise NotReserved(f"order {event.number} is cancelled, and has nothing reserved")
+        raise NotReserved(f"order {event.number} is cancelled, but has no reservation")
     sku, quantity = taken
     reserve(event.number, sku, -quantity, record.attempt, tx)
     return Outgoing(Released(event.number), key=sku)

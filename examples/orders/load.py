@@ -1,6 +1,6 @@
-"""The load generator: places orders and cancels some, until every one has been answered.
+"""The load generator: places orders and cancels some, until every request has been answered.
 
-A request that got no answer is sent again, as any client would: the web service may be killed at any moment.
+A request without an answer is sent again, because the web service may be killed at any moment.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ _AGAIN_AFTER = 0.1
 
 
 class Load:
-    """`placed` orders of `orders` have been answered."""
+    """Places all orders. `placed` is the number of orders that were answered."""
 
     def __init__(self, web: str, orders: int, within: float) -> None:
         self.placed = 0
         self.stopped = False
-        """Set from another thread: there is no point in going on."""
+        """Set by another thread: end early."""
         self._web = web
         self._orders = orders
         self._within = within
 
     def run(self) -> None:
-        """In a thread of its own, beside the fleet."""
+        """Place the orders. Blocks, so it runs in its own thread."""
         asyncio.run(self._run())
 
     async def _run(self) -> None:

@@ -1,8 +1,8 @@
-"""A letter for each reservation, by an HTTP call to somebody else: at least once, and one letter all the same.
+"""A letter for each reservation, by an HTTP call to another company: called at least once, but only one letter.
 
-The call is outside of any transaction, so after a kill it is made again. `Record.id` is the same then, and the letter
-office knows it. `repeats="drop"` is for what the inventory sent twice: that has another place, and another id.
-`rate=` is what the office allows us, in each process.
+The call is outside of any transaction, so after a kill it is made again. `Record.id` is the same in both calls, and the
+letter office recognises it. `repeats="drop"` is for events that the inventory sent twice: they have different offsets,
+so their ids differ. `rate=` is the limit of the office, for each process.
 
     kconsume run examples.orders.notifications:app
 """

@@ -1,7 +1,7 @@
-"""The letter office: somebody else's service, so it is never killed. It writes one letter for each idempotency key.
+"""The letter office: the service of another company, so it is never killed. Writes one letter for each idempotency key.
 
-It keeps its own book (`letters`), in the shop's database for the checker's convenience. When it is asked for some
-letters first, it is busy.
+Its table `letters` is in the shop's database, so that the checker can read it. For some letters it refuses the first
+request with status 503.
 
     uvicorn examples.orders.office:web
 """

@@ -1,8 +1,8 @@
-"""Orders in: a web service that writes an order and tells of it, both or neither, and hears what became of it.
+"""The web service: writes an order and sends its event, both or neither, and records the answer of the inventory.
 
-The row and the event leave in one transaction, by the outbox. So a client that got no answer asks again, and an order
-that is there already is not told of twice. Everything runs on the one event loop of the web server. It answers when its
-consumer has claimed its partitions, and ends if its consumer fails.
+The row and the event are written in one transaction, through the outbox. So a client that got no answer can ask again:
+for an order that exists, no second event is sent. Everything runs on the event loop of the web server. The service
+answers requests after its consumer has claimed its partitions, and ends if its consumer fails.
 
     uvicorn examples.orders.web:web
 """
@@ -51,7 +51,7 @@ async def place(number: int, order: Order) -> dict[str, int]:
             "insert into orders (number, sku, quantity) values (%s, %s, %s) on conflict do nothing",
             (number, order.sku, order.quantity),
         )
-        if placed.rowcount:  # else it was placed before, and told of
+        if placed.rowcount:  # otherwise the order exists, and its event was sent
             await outbox.asend(tx, ORDERS, Placed(number, order.sku, order.quantity), key=order.sku)
     return {"number": number}
 
@@ -83,4 +83,4 @@ async def look(number: int) -> dict[str, object]:
 @app.consume(RESERVATIONS, repeats="drop")
 async def note(event: Reserved | Released, tx: psycopg.AsyncConnection) -> None:
     state = "reserved" if isinstance(event, Reserved) else "released"
-    await tx.execute("update orders set state = %s, told = told + 1 where number = %s", (state, event.number))
+    await tx.execute("update orders set state = %s, answers = answers + 1 where number = %s", (state, event.number))

@@ -1,21 +1,21 @@
-"""Offset stores: where a group's position is kept, and what that promises.
+"""Offset stores: they keep the positions of a group, each with its own delivery guarantee.
 
-A store that needs an extra is imported when it is first named.
+The module of a store is imported at the first use of its name.
 """
 
 from typing import TYPE_CHECKING
 
-from kconsume.backends.abc import FencedStore, OffsetStore, Position, TransactionalStore, Tx
-from kconsume.backends.kafka import KafkaStore
-from kconsume.backends.memory import MemoryStore
-from kconsume.backends.outbox import Outbox
-from kconsume.backends.registry import open_store
-from kconsume.backends.sqlite import SqliteStore
-from kconsume.lazy import lazily
+from kconsume._lazy import lazily
 
 if TYPE_CHECKING:
-    from kconsume.backends.postgres import PostgresStore
-    from kconsume.backends.redis import RedisStore
+    from kconsume.backends.base import FencedStore, OffsetStore, Position, TransactionalStore, Tx
+    from kconsume.backends.kafka import KafkaStore
+    from kconsume.backends.memory import MemoryStore
+    from kconsume.backends.outbox.api import Outbox
+    from kconsume.backends.postgres.store import PostgresStore
+    from kconsume.backends.redis.store import RedisStore
+    from kconsume.backends.registry import open_store
+    from kconsume.backends.sqlite.store import SqliteStore
 
 __all__ = [
     "FencedStore",
@@ -32,6 +32,15 @@ __all__ = [
     "open_store",
 ]
 
-_HOMES = {"PostgresStore": "postgres", "RedisStore": "redis"}
+_BASE = ("FencedStore", "OffsetStore", "Position", "TransactionalStore", "Tx")
+_MODULES = dict.fromkeys(_BASE, "kconsume.backends.base") | {
+    "KafkaStore": "kconsume.backends.kafka",
+    "MemoryStore": "kconsume.backends.memory",
+    "Outbox": "kconsume.backends.outbox.api",
+    "PostgresStore": "kconsume.backends.postgres.store",
+    "RedisStore": "kconsume.backends.redis.store",
+    "SqliteStore": "kconsume.backends.sqlite.store",
+    "open_store": "kconsume.backends.registry",
+}
 
-__getattr__, __dir__ = lazily(__name__, _HOMES, globals())
+__getattr__, __dir__ = lazily(__name__, _MODULES, globals())

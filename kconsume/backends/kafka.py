@@ -1,10 +1,10 @@
-"""`kafka://`: offsets in the consumer group itself, where Kafka's own tools look for them.
+"""`kafka://`: offsets in the Kafka group itself, where Kafka's own tools expect them.
 
-What is here reads, and writes for people and tools. While a group runs, its offsets are committed by the consumer
-that is a member of it (`runtime/source.py`): the broker accepts them from members only. A group without members
-has nobody else who writes, so to move an offset forward is to read, to compare and to write.
+This store reads offsets, and writes them for users and tools. While a group runs, its members commit the offsets
+(`_kafka.consumer`), because the broker accepts commits from members only. A group without members has no other writer,
+so this store moves an offset forward in three steps: read, compare, write.
 
-The commit metadata (`commit_note.py`) says which topic the offset belongs to, because Kafka itself keeps only the name.
+The commit metadata (`_kafka.commit_metadata`) names the id of the topic, because Kafka itself keeps only its name.
 """
 
 from __future__ import annotations
@@ -13,27 +13,33 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import ClassVar
 
-from kconsume.backends.abc import Position, Positions
-from kconsume.backends.commit_note import KAFKA, note_of, topic_id_in
-from kconsume.cluster import Cluster, Place
+from kconsume._config.client_settings import ClientValue
+from kconsume._kafka.admin import Cluster, Place
+from kconsume._kafka.commit_metadata import KAFKA, note_of, topic_id_in
+from kconsume.backends.base import Position, Positions
 from kconsume.errors import BrokerUnavailable, StoreError, StoreUnavailable
 from kconsume.records import Partition
-from kconsume.settings import ClientValue
 
 
 class KafkaStore:
-    """Offsets in Kafka's own group: `KafkaStore("localhost:9092")`."""
+    """Offsets in the Kafka group: `KafkaStore("localhost:9092")`."""
 
     guarantee: ClassVar[str] = "at least once: after a crash, records in flight are handled again"
 
     def __init__(
         self, brokers: str, kafka: Mapping[str, ClientValue] | None = None, *, cluster: Cluster | None = None
     ) -> None:
+        """brokers: `host:port,…` of the cluster.
+
+        Args:
+            kafka: properties of the client.
+            cluster: the admin client to use instead of a new one.
+        """
         self.address = "kafka://"
         self._cluster = cluster or Cluster(brokers, kafka)
 
     def load(self, group: str, partitions: Iterable[Partition]) -> dict[Partition, Position]:
-        with _as_the_store():
+        with _as_store_errors():
             found = self._cluster.committed(group, partitions)
         return {
             partition: Position(
@@ -46,28 +52,28 @@ class KafkaStore:
         }
 
     def save(self, group: str, positions: Positions) -> None:
-        """Refused by the broker while the group has members; they commit for themselves."""
+        """The broker refuses this while the group has members, because members commit themselves."""
         stored = self.load(group, positions)
         places = {p: _forward(group, p, position, stored.get(p)) for p, position in positions.items()}
-        with _as_the_store():
+        with _as_store_errors():
             self._cluster.set_committed(group, places)
 
     def reset(self, group: str, offsets: Mapping[Partition, int]) -> None:
-        """Refused while the group has members: there is no epoch by which they could be fenced."""
-        with _as_the_store():
+        """The broker refuses this while the group has members, because this store has no epoch that fences them."""
+        with _as_store_errors():
             self._cluster.set_committed(group, {p: (offset, "") for p, offset in offsets.items()})
 
     def delete(self, group: str, partitions: Iterable[Partition] | None = None) -> None:
         if partitions is not None:
             raise StoreError(
-                f"kafka:// forgets a whole group at once: leave partitions out to forget all of {group!r}, or set the "
-                f"offsets of some with reset"
+                f"kafka:// deletes a whole group at once: leave partitions out to delete all of {group!r}, or set the "
+                f"offsets of some partitions with reset"
             )
-        with _as_the_store():
+        with _as_store_errors():
             self._cluster.delete_group(group)
 
     def groups(self) -> list[str]:
-        with _as_the_store():
+        with _as_store_errors():
             return self._cluster.groups()
 
     def close(self) -> None:
@@ -75,8 +81,8 @@ class KafkaStore:
 
 
 @contextmanager
-def _as_the_store() -> Iterator[None]:
-    """A broker that is away is, here, the store that is."""
+def _as_store_errors() -> Iterator[None]:
+    """Raise errors of the broker as errors of the store: an unavailable broker is an unavailable store."""
     try:
         yield
     except BrokerUnavailable as error:
@@ -86,7 +92,7 @@ def _as_the_store() -> Iterator[None]:
 def _forward(group: str, partition: Partition, new: Position, stored: Position | None) -> Place:
     if stored is not None and stored.next_offset > new.next_offset:
         raise StoreError(
-            f"{partition} of group {group!r} stands at offset {stored.next_offset} and is not saved at "
+            f"{partition} of group {group!r} is at offset {stored.next_offset} and was not saved at "
             f"{new.next_offset}, because save only goes forward: use reset to go back"
         )
     metadata = note_of(new.topic_id or (stored.topic_id if stored is not None else None), KAFKA)

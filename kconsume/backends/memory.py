@@ -1,4 +1,4 @@
-"""`memory://`: offsets in this process, fenced; for tests and for jobs that read from the start each time."""
+"""`memory://`: offsets in this process, fenced. For tests, and for jobs that read from the start each time."""
 
 from __future__ import annotations
 
@@ -9,27 +9,32 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import ClassVar
 
-from kconsume.backends import claiming
-from kconsume.backends.abc import ALWAYS, ClaimTerms, Position, Positions, Refused, Start
+from kconsume.backends import claim as claiming
+from kconsume.backends.base import ClaimTerms, Position, Positions, Refused, Start
+from kconsume.backends.capabilities import ALWAYS, Capabilities
 from kconsume.errors import Fenced
 from kconsume.records import Partition
 
 
 class MemoryStore:
-    """Fenced like a database, gone with the process."""
+    """Offsets in memory, fenced as in a database. They are forgotten when the process ends."""
 
     guarantee: ClassVar[str] = "at least once; offsets are forgotten when the process ends"
 
     def __init__(self) -> None:
         self.address = "memory://"
-        self.place: str | None = None
         self._rows: dict[tuple[str, Partition], Position] = {}
         self._last_epoch = 0
-        """The highest epoch of all deleted rows: those made later begin above it, so that none is given out twice."""
+        """The highest epoch of all deleted rows. Rows made later begin above it, so that no epoch is used twice."""
         self._deleted: dict[tuple[str, Partition | None], int] = {}
-        """By group and partition: the epoch up to which the row was deleted; None stands for those that had none."""
+        """By group and partition: the epoch up to which the row was deleted. The partition None means all partitions
+        of the group that had no row."""
         self._id = uuid.uuid4().hex
         self._lock = threading.Lock()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(self, named=self, durable=False)
 
     def load(self, group: str, partitions: Iterable[Partition]) -> dict[Partition, Position]:
         with self._lock:
@@ -70,7 +75,7 @@ class MemoryStore:
                         else self._claim(group, p, owner, pinned, terms)
                         for p in partitions
                     }
-            # Asked for outside the lock, so rows may go meanwhile; those are asked for too.
+            # `start` is called outside the lock. Other rows may be deleted meanwhile; the loop pins those rows too.
             starts = start(missing)
             pinned.update({p: starts[p] for p in missing})
 
@@ -83,7 +88,7 @@ class MemoryStore:
     def reset(self, group: str, offsets: Mapping[Partition, int]) -> None:
         with self._lock:
             for partition, offset in offsets.items():
-                self._about_to_make(group, partition)
+                self._record_new_row(group, partition)
                 row = self._rows.get((group, partition)) or Position(offset, self._last_epoch)
                 self._rows[group, partition] = replace(
                     row,
@@ -119,14 +124,14 @@ class MemoryStore:
             return sorted({group for group, _ in self._rows})
 
     def close(self) -> None:
-        """Nothing to let go of: the rows stay with the object."""
+        """Keeps the rows: they live as long as this object."""
 
     def _claim(
         self, group: str, partition: Partition, owner: str, pinned: Positions, terms: ClaimTerms | None = None
     ) -> Position:
         row = self._rows.get((group, partition))
         if row is None:
-            self._about_to_make(group, partition)
+            self._record_new_row(group, partition)
             row = replace(pinned[partition], epoch=self._last_epoch, reset_epoch=self._last_epoch)
         generation = row.generation if terms is None else terms.generation
         claimed = replace(row, epoch=row.epoch + 1, owner=owner, generation=generation, updated_at=datetime.now(UTC))
@@ -136,8 +141,8 @@ class MemoryStore:
     def _accepts(self, row: Position | None, partition: Partition, owner: str, terms: ClaimTerms | None) -> bool:
         return claiming.accepts(row, partition, owner, terms)
 
-    def _about_to_make(self, group: str, partition: Partition) -> None:
-        """A row that is made is not deleted from there on."""
+    def _record_new_row(self, group: str, partition: Partition) -> None:
+        """Record that the row of a partition is made: at later epochs the partition does not count as deleted."""
         if (group, partition) in self._rows:
             return
         if (group, partition) in self._deleted or (group, None) in self._deleted:
@@ -149,13 +154,14 @@ class MemoryStore:
         seen = position.previous is None or at in (position.previous, position.next_offset)
         if row is None or row.epoch != position.epoch or row.next_offset > position.next_offset or not seen:
             raise Fenced(
-                f"{partition} of group {group!r} is not ours any more: we hold epoch {position.epoch} up to "
-                f"offset {position.next_offset}, the store has {row}"
+                f"{partition} of group {group!r} is no longer owned by this process: it holds epoch {position.epoch} "
+                f"up to offset {position.next_offset}, the store has {row}"
             )
 
     def _check_epoch(self, group: str, partition: Partition, epoch: int) -> None:
         row = self._rows.get((group, partition))
         if row is None or row.epoch != epoch:
             raise Fenced(
-                f"{partition} of group {group!r} is not ours any more: we hold epoch {epoch}, the store has {row}"
+                f"{partition} of group {group!r} is no longer owned by this process: it holds epoch {epoch}, the "
+                f"store has {row}"
             )

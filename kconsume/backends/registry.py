@@ -1,7 +1,8 @@
-"""From an address to a store: `open_store("sqlite:///shop.db")`.
+"""Opens the store for an address: `open_store("sqlite:///shop.db")`.
 
-The stores of this package by their scheme, others by the entry point group `kconsume.stores`, whose name is the
-scheme and whose object is called with the address. A module is imported only when its scheme is used.
+A scheme names a store of this package, or an entry point of the group `kconsume.stores`. The name of the entry point is
+the scheme. kconsume calls the object of the entry point with the address. A module is imported only when its scheme is
+used.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 
-from kconsume.backends.abc import OffsetStore
+from kconsume._config.client_settings import ClientValue, masked_address, scheme_in
+from kconsume.backends.base import OffsetStore
 from kconsume.errors import ConfigurationError, MissingExtra, UnknownStore
-from kconsume.settings import ClientValue, masked_address, scheme_in
 
 ENTRY_POINTS = "kconsume.stores"
 SCHEMES = ("kafka", "memory", "postgres", "postgresql", "redis", "rediss", "sqlite")
@@ -21,7 +22,14 @@ SCHEMES = ("kafka", "memory", "postgres", "postgresql", "redis", "rediss", "sqli
 def open_store(
     address: str, *, brokers: str = "localhost:9092", kafka: Mapping[str, ClientValue] | None = None
 ) -> OffsetStore:
-    """The store at an address. Opens no connection yet. `brokers` and `kafka` are for `kafka://`."""
+    """The store at an address. Opens no connection yet.
+
+    Args:
+        address: `postgresql://host/database`, `sqlite:///file.db`, `redis://host:6379/0`, `kafka://`, `memory://`, or
+            the address of a third-party store.
+        brokers: the cluster of `kafka://`.
+        kafka: properties of the client, for `kafka://`.
+    """
     scheme = scheme_of(address)
     if scheme == "kafka":
         if address != "kafka://":
@@ -37,53 +45,37 @@ def open_store(
 
         return MemoryStore()
     if scheme == "sqlite":
-        from kconsume.backends.sqlite import SqliteStore
+        from kconsume.backends.sqlite.store import SqliteStore
 
         return SqliteStore.from_url(address)
     if scheme in ("postgresql", "postgres"):
         try:
-            from kconsume.backends.postgres import PostgresStore
+            from kconsume.backends.postgres.store import PostgresStore
         except ImportError as error:
             raise MissingExtra(
                 f"the store {scheme}:// needs psycopg, and it is not there ({error}): pip install 'kconsume[postgres]'"
             ) from error
         return PostgresStore.from_url(address)
     if scheme in ("redis", "rediss"):
-        from kconsume.backends.redis import RedisStore
+        from kconsume.backends.redis.store import RedisStore
 
         return RedisStore.from_url(address)
     return _third_party(scheme, address)
 
 
 def scheme_of(address: str) -> str:
+    """The part before `://`. Raises `UnknownStore` if there is none."""
     scheme = scheme_in(address)
     if scheme is None:
         raise UnknownStore(f"offsets={masked_address(address)!r} is not an address: write {_offer()}")
     return scheme
 
 
-def transactions_of(store: str | OffsetStore) -> tuple[tuple[type, ...], tuple[type, ...] | None]:
-    """The types by which a handler asks for the transaction of this store, or of the one at this address; and those of
-    them that are for `async def` alone, if the store makes that difference."""
-    opened = open_store(store) if isinstance(store, str) else store
-    return getattr(opened, "connection_types", ()), getattr(opened, "async_connection_types", None)
-
-
-def keeps_letters(store: OffsetStore) -> bool:
-    """Whether dead letters can be kept in a table beside the offsets, in one transaction."""
-    return bool(getattr(store, "keeps_letters", False))
-
-
-def severs(store: OffsetStore) -> bool:
-    """Whether its transactions can be taken away from a handler that does not come back."""
-    return bool(getattr(store, "severs", False))
-
-
 def _third_party(scheme: str, address: str) -> OffsetStore:
     for entry in entry_points(group=ENTRY_POINTS, name=scheme):
         return cast(OffsetStore, _load(entry)(address))
     raise UnknownStore(
-        f"no offset store answers to {masked_address(address)!r}: write {_offer()}, or install a package that "
+        f"there is no offset store for {masked_address(address)!r}: write {_offer()}, or install a package that "
         f"offers {scheme!r} under the entry point {ENTRY_POINTS}"
     )
 

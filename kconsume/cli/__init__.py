@@ -1,7 +1,7 @@
-"""The command line `kconsume`: one file a command, imported when it is used.
+"""The command line `kconsume`: one module or package for each command, imported when the command is used.
 
-Here is what they share: their order, and how an error ends the process. An error of kconsume is a sentence on
-standard error and its own exit code, without a traceback.
+This module holds their order, and how an error ends the process: an error of kconsume is one sentence on standard
+error and the error's own exit code, without a traceback.
 """
 
 from __future__ import annotations
@@ -11,26 +11,27 @@ from importlib import import_module
 import click
 
 from kconsume import __version__
+from kconsume.cli.command_group import CommandGroup
 from kconsume.errors import KconsumeError
 
 _COMMANDS = {
-    "demo": "kconsume.cli.demo:demo",
+    "demo": "kconsume.cli.demo.command:demo",
     "new": "kconsume.cli.new:new",
     "run": "kconsume.cli.run:run",
-    "check": "kconsume.cli.check:check",
+    "check": "kconsume.cli.check.command:check",
     "send": "kconsume.cli.send:send",
-    "try": "kconsume.cli.rehearse:rehearse",
-    "failed": "kconsume.cli.failed:failed",
-    "dlq": "kconsume.cli.dlq:dlq",
-    "outbox": "kconsume.cli.outbox:outbox",
+    "try": "kconsume.cli.try_record:try_record",
+    "failed": "kconsume.cli.failed.command:failed",
+    "dlq": "kconsume.cli.dlq.command:dlq",
+    "outbox": "kconsume.cli.outbox.command:outbox",
     "schema": "kconsume.cli.schema:schema",
     "plan": "kconsume.cli.plan:plan",
     "broker": "kconsume.cli.broker:broker",
 }
 
 
-class Commands(click.Group):
-    """The commands in the order a person meets them."""
+class Commands(CommandGroup):
+    """All commands, in the order in which a user meets them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  (click's signature)
         return list(_COMMANDS)
@@ -47,37 +48,44 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except KconsumeError as error:
-            _tell(error)
+            _print_error(error)
             ctx.exit(error.exit_code)
 
 
-def _tell(error: KconsumeError) -> None:
+def _print_error(error: KconsumeError) -> None:
     click.echo(f"error: {error}", err=True)
     for note in getattr(error, "__notes__", ()):
         for line in note.splitlines():
             click.echo(f"  {line}", err=True)
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=Commands,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "show_default": True,
+    },
+)
 @click.version_option(__version__, "-V", "--version", message="kconsume %(version)s")
 def commands() -> None:
     """Decorate a function, get a production Kafka consumer.
 
     \b
       kconsume demo                     see it work: one consumer is killed, nothing is lost
-      kconsume new shop                 a project to begin with: a handler, and a test that passes
+      kconsume new shop                 make a project: a handler, and a test that passes
       kconsume run shop:app             consume with the App named app in shop.py
-      kconsume check shop:app           what would run, with what guarantee, and what is wrong with it?
+      kconsume check shop:app           show what would run, its guarantees and its faults
       kconsume send orders '{"id": 1}'  write a record by hand
       kconsume try shop:app orders/3@1042
-                                        what does my handler do with that record?
-      kconsume dlq list shop:app        what failed for good, and why?
-      kconsume dlq redrive shop:app     which of them would pass today? With --yes they are sent back
-      kconsume outbox list shop:app     what has not been sent yet, and what blocks it?
-      kconsume broker shop              a Kafka to develop against, with nothing to install
+                                        run a handler on that record, and roll back
+      kconsume dlq list shop:app        show which records became dead letters, and why
+      kconsume dlq redrive shop:app     show which of them would pass today; --yes sends them back
+      kconsume outbox list shop:app     show what has not been sent yet, and what blocks it
+      kconsume broker shop              start a Kafka in memory, with nothing to install
 
-    APP is written MODULE:ATTRIBUTE, as in shop.consumers:app; the attribute is app unless said otherwise.
-    Set KCONSUME_APP to leave it out.
+    APP is written MODULE:ATTRIBUTE, as in shop.consumers:app. The attribute is app by default. Set KCONSUME_APP to
+    leave APP out.
     """
 
 

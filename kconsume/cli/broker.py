@@ -1,11 +1,12 @@
-"""`kconsume broker`: see, start and stop the named embedded brokers of this machine.
+"""`kconsume broker`: shows, starts and stops the named embedded brokers of this machine.
 
-Shows and asks; what a broker is and how it lives is `testing/broker.py`'s.
+`_embedded/named_broker.py` says what such a broker is, and how long it lives.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import click
 import msgspec
@@ -14,8 +15,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from kconsume._embedded.named_broker import NamedBroker, attach, find, names
+from kconsume.cli.options import json_option
+from kconsume.cli.render import table
 from kconsume.errors import EmbeddedBrokerError
-from kconsume.testing.broker import NamedBroker, attach, find, names
 
 _LIMITS = (
     "It lives in memory on this machine, and ends after eight hours without a client.",
@@ -26,7 +29,7 @@ _LIMITS = (
 
 
 class Seen(msgspec.Struct):
-    """A broker as it was found; `topics` is None, and `trouble` says why, where it did not tell."""
+    """A broker as it was found. If it does not tell its topics, `topics` is None, and `trouble` says why."""
 
     name: str
     bootstrap: str | None = None
@@ -64,32 +67,33 @@ def _parse_topics(_: click.Context, option: click.Parameter, values: tuple[str, 
     multiple=True,
     metavar="NAME[:PARTITIONS]",
     callback=_parse_topics,
-    help="Make this topic, unless it is there; 4 partitions unless said otherwise. May be repeated.",
+    show_default="no topic; 4 PARTITIONS",
+    help="Make this topic, if it does not exist. May be repeated.",
 )
-@click.option("--stop", is_flag=True, help="Stop it. Its topics and records are gone.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("--stop", is_flag=True, help="Stop the broker. Its topics and records are lost.")
+@json_option
 def broker(name: str | None, topics: list[tuple[str, int]], stop: bool, as_json: bool) -> None:
     """A Kafka to develop against, in memory, with nothing to install.
 
-    It is a process of its own that all your programs share by its NAME. This command starts it if it is not
-    running, makes the topics you ask for, and shows where it is. With no NAME, it lists the running ones.
+    It is a process of its own, which all your programs share by its NAME. This command starts the broker if it is not
+    running, makes the topics you ask for, and shows its address. Without NAME, it lists the running brokers.
 
     \b
       kconsume broker shop --topic orders:4     start it, with a topic
       App("embedded://shop", group="…")         use it, in as many processes as you like
-      kconsume broker                           what is running?
-      kconsume broker shop --stop               that was all
+      kconsume broker                           list the running brokers
+      kconsume broker shop --stop               stop it
     """
     if name is None:
         if stop or topics:
-            raise click.UsageError("which one? Give its NAME, as in: kconsume broker shop --stop")
-        _tell(_Listing([seen for each in names() if (seen := _look(each))]), as_json)
+            raise click.UsageError("no broker was named: give its NAME, as in: kconsume broker shop --stop")
+        _print(_Listing([seen for each in names() if (seen := _look(each))]), as_json)
     elif stop:
         if topics:
-            raise click.UsageError("--topic makes a topic and --stop forgets them all: give one of the two")
-        _tell(_stop(name), as_json)
+            raise click.UsageError("--topic makes a topic, and --stop deletes all topics: give one of the two")
+        _print(_stop(name), as_json)
     else:
-        _tell(_show(name, topics), as_json)
+        _print(_show(name, topics), as_json)
 
 
 def _show(name: str, topics: list[tuple[str, int]]) -> Seen:
@@ -127,25 +131,26 @@ def _look_at(running: NamedBroker) -> Seen:
     return seen
 
 
-def _tell(what: Seen | _Listing | _Stopped, as_json: bool) -> None:
+def _print(what: Seen | _Listing | _Stopped, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode(what))
         return
     console = Console(highlight=False)
     match what:
         case Seen():
-            console.print(_portrait(what))
+            console.print(_details(what))
         case _Listing(brokers=[]):
             console.print("No embedded broker is running. Start one: [bold]kconsume broker shop[/]")
         case _Listing():
-            console.print(_table(what.brokers))
+            for line in _table(what.brokers):
+                click.echo(line)
         case _Stopped(stopped=True):
-            console.print(f"Stopped [bold]{what.name}[/]. Its topics and records are gone.")
+            console.print(f"Stopped [bold]{what.name}[/]. Its topics and records are lost.")
         case _Stopped():
             console.print(f"[bold]{what.name}[/] was not running.")
 
 
-def _portrait(seen: Seen) -> Group:
+def _details(seen: Seen) -> Group:
     facts = Table.grid(padding=(0, 2))
     facts.add_row("address", seen.bootstrap)
     facts.add_row("process", str(seen.pid))
@@ -160,15 +165,12 @@ def _portrait(seen: Seen) -> Group:
     )
 
 
-def _table(brokers: list[Seen]) -> Table:
-    table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
-    for heading in ("name", "address", "process", "running for", "topics"):
-        table.add_column(heading)
-    for seen in brokers:
-        table.add_row(
-            Text(seen.name, "bold"), seen.bootstrap or "-", str(seen.pid or "-"), _ago(seen.uptime), _topics(seen)
-        )
-    return table
+def _table(brokers: list[Seen]) -> Iterator[str]:
+    rows = [
+        (seen.name, seen.bootstrap or "-", str(seen.pid or "-"), _ago(seen.uptime), _topics(seen).plain)
+        for seen in brokers
+    ]
+    return table(("name", "address", "process", "running for", "topics"), rows)
 
 
 def _topics(seen: Seen) -> Text:

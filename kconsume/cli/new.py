@@ -1,6 +1,6 @@
-"""`kconsume new`: a project to begin with, with a handler and a test that passes.
+"""`kconsume new`: makes a project with a handler, and a test that passes.
 
-Checks the name and writes files; what stands in them is in `templates/`. Nothing that is there is ever changed.
+Checks the name and writes files from `templates/`. Changes no file that exists.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import click
 import msgspec
 
 from kconsume import __version__
+from kconsume.cli.options import json_option
 from kconsume.errors import ConfigurationError
 
 _NAME = re.compile(r"[A-Za-z]([A-Za-z0-9_-]{0,38}[A-Za-z0-9])?")
@@ -24,46 +25,46 @@ _ORDER = '{"sku": "tea", "quantity": 2}'
 
 
 class Made(msgspec.Struct):
-    """What was made, and what to do next; printed as it is with `--json`."""
+    """The files that were made, and the commands to run next; printed as it is with `--json`."""
 
     folder: str
     files: list[str]
     next: list[str]
 
 
-@click.command(short_help="A project to begin with: a handler, and a test that passes.")
+@click.command(short_help="Make a project: a handler, and a test that passes.")
 @click.argument("name")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@json_option
 def new(name: str, as_json: bool) -> None:
-    """Make a folder NAME with a project to begin with.
+    """Make a folder NAME with a project to start from.
 
-    It has a typed handler that writes through a SQLite transaction, a test of it that passes, and what a project needs
-    besides. It runs at once, on an embedded broker.
+    It has a typed handler that writes through a SQLite transaction, a test of the handler that passes, a README and a
+    pyproject.toml. It runs at once, on an embedded broker.
 
     \b
       kconsume new shop
       cd shop
       kconsume run shop.app:app --reload
 
-    Exit code 2 if the name cannot be used, or the folder holds something.
+    Exit code 2 if the name cannot be used, or the folder is not empty.
     """
     package = _package(name)
     folder = Path(name)
-    _must_be_free(folder)
+    _check_free(folder)
     files = _files(package)
-    words = {
+    values = {
         "project": name,
         "package": package,
         "broker": package.lower().replace("_", "-"),
         "version": __version__,
     }
     for file, template in files.items():
-        _write(folder / file, template, words)
+        _write(folder / file, template, values)
     made = Made(name, sorted(files), _next(name, package))
     if as_json:
         click.echo(msgspec.json.encode(made))
     else:
-        _tell(made)
+        _print(made)
 
 
 def _files(package: str) -> dict[str, str]:
@@ -79,17 +80,17 @@ def _files(package: str) -> dict[str, str]:
 
 
 def _package(name: str) -> str:
-    """The name to import it by; refused if it is none, or is another's."""
+    """The package's name; `ConfigurationError` if Python cannot use it, or another package has it."""
     if not _NAME.fullmatch(name):
         raise ConfigurationError(
-            f"{name!r} cannot name a project: use up to 40 letters, digits, - and _, beginning with a letter and not "
+            f"{name!r} cannot name a project: use up to 40 letters, digits, - and _, starting with a letter and not "
             f"ending with - or _, as in kconsume new {_close_to(name)}"
         )
     package = name.replace("-", "_")
     if owner := _taken(package):
         raise ConfigurationError(
             f"{name!r} cannot name a project, because {package!r} is {owner}, and Python would import only one of the "
-            f"two: take another name, as in kconsume new {name}-service"
+            f"two: choose another name, as in kconsume new {name}-service"
         )
     return package
 
@@ -108,7 +109,7 @@ def _close_to(name: str) -> str:
     return close or "shop"
 
 
-def _must_be_free(folder: Path) -> None:
+def _check_free(folder: Path) -> None:
     try:
         used = any(folder.iterdir())
     except FileNotFoundError:
@@ -116,17 +117,17 @@ def _must_be_free(folder: Path) -> None:
     except NotADirectoryError:
         used = True
     if used:
-        raise ConfigurationError(f"{str(folder)!r} is there and not empty: take another name, or move it away first")
+        raise ConfigurationError(f"{str(folder)!r} exists and is not empty: choose another name, or move it away first")
 
 
-def _write(file: Path, template: str, words: dict[str, str]) -> None:
+def _write(file: Path, template: str, values: dict[str, str]) -> None:
     text = resources.files("kconsume.cli").joinpath("templates", template).read_text(encoding="utf-8")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(Template(text).substitute(words), encoding="utf-8")
+        file.write_text(Template(text).substitute(values), encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(
-            f"{str(file)!r} cannot be written ({error.strerror}): go to a folder that is yours, and try again there"
+            f"{str(file)!r} cannot be written ({error.strerror}): change to a folder that you may write, and try again"
         ) from error
 
 
@@ -138,15 +139,15 @@ def _next(project: str, package: str) -> list[str]:
     ]
 
 
-def _tell(made: Made) -> None:
+def _print(made: Made) -> None:
     test, run, send = made.next
     click.echo(f"Made {made.folder}:")
     for file in made.files:
         click.echo(f"  {made.folder}/{file}")
     click.echo()
     click.echo(f"  {test}")
-    click.echo("      its tests pass; if pytest is not there: python -m pip install pytest")
+    click.echo("      runs its tests; if pytest is missing: python -m pip install pytest")
     click.echo(f"  {run}")
-    click.echo("      consumes; edit the handler, and it starts again")
+    click.echo("      consumes, and starts again when you edit the handler")
     click.echo(f"  {send}")
-    click.echo("      an order, from a second terminal")
+    click.echo("      sends an order, from a second terminal")

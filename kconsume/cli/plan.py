@@ -1,8 +1,7 @@
-"""`kconsume plan`: what would be, without touching anything.
+"""`kconsume plan`: shows what a change would do, without making it.
 
-`plan assignment` asks the cluster who the members of a group are and what each has, lets an assignor of
-`kconsume.rebalance` answer for the group as it would be, and shows the difference. It joins no group and commits
-nothing.
+`plan assignment` asks the cluster for the members of a group and their partitions, calls an assignor of
+`kconsume.rebalance` for the group after the change, and shows the difference. It joins no group and commits nothing.
 """
 
 from __future__ import annotations
@@ -12,37 +11,37 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import click
 import msgspec
 
-from kconsume import environment
+from kconsume._config import environment
+from kconsume._config.client_settings import ClientValue, side_client
+from kconsume._kafka.admin import Cluster, Group, GroupMember
+from kconsume._kafka.outgoing import is_topic_name
 from kconsume.app import App
-from kconsume.cli.target import VARIABLE, load
-from kconsume.cluster import Cluster, Group, GroupMember
+from kconsume.cli.app_loader import VARIABLE, load
+from kconsume.cli.command_group import CommandGroup
+from kconsume.cli.options import json_option, optional_app_argument
+from kconsume.cli.render import table
 from kconsume.errors import ConfigurationError
-from kconsume.failures.letters import is_side_topic
-from kconsume.output import is_topic_name
+from kconsume.failures.letter_headers import is_side_topic
 from kconsume.rebalance import ASSIGNORS, Assignor, Member, assignor_named, moved, skew
 from kconsume.records import Partition
-from kconsume.settings import ClientValue, side_client
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 _PATIENCE = 10.0
 _WITHOUT_BROKER = "kconsume plan assignment --members 3 --partitions orders=12 --join 1"
 _BROKERS_OWN = {"uniform": "sticky"}
-"""Assignors of KIP-848 brokers under other names than ours; their `range` is ours."""
+"""Assignors of KIP-848 brokers that have another name here; their `range` is called the same."""
 
 
 class Change(msgspec.Struct):
-    """A member before and after."""
+    """A member before and after the change."""
 
     member: str
     now: list[str] | None
-    """None if it is only about to join."""
+    """None if it joins."""
     then: list[str] | None
     """None if it leaves."""
     gains: list[str]
@@ -50,13 +49,13 @@ class Change(msgspec.Struct):
 
 
 class Planned(msgspec.Struct):
-    """What one assignor would do."""
+    """The answer of one assignor."""
 
     assignor: str
     partitions: int
-    """Those that carry the load. Side topics (retry and re-drive topics) are counted apart."""
+    """The partitions that carry load. Those of side topics (retry and redrive topics) are counted apart."""
     moves: int
-    """Of these partitions, those that somebody has now and somebody else would get."""
+    """How many of these partitions would move from one member to another."""
     skew_now: float
     skew_then: float
     members: list[Change]
@@ -66,41 +65,41 @@ class Planned(msgspec.Struct):
 
 
 class Plans(msgspec.Struct):
-    """All that `plan assignment` has to say; printed as it is with `--json`."""
+    """The result of `plan assignment`; printed as it is with `--json`."""
 
     group: str | None
-    """None for a group that is only thought of."""
+    """None for an invented group."""
     brokers: str | None
     plans: list[Planned]
 
 
 _Shares: TypeAlias = Mapping[str, Sequence[Partition]]
-"""Partitions by the member that has them."""
+"""The partitions of each member."""
 
 
 @dataclass(frozen=True)
-class _Scene:
-    """The group that is planned for."""
+class _GroupBefore:
+    """The group before the change."""
 
     members: Sequence[Member]
     partitions: Sequence[Partition]
     names: Mapping[str, Collection[str]]
-    """By which words a person may mean a member."""
+    """The words by which the user can name each member."""
     group: str | None = None
     brokers: str | None = None
     assignor: str | None = None
-    """The group's own, where it is one of ours."""
+    """The group's own assignor, if it is one of kconsume's."""
     side: frozenset[str] = frozenset()
-    """The side topics among those of the partitions."""
+    """The side topics among the topics of the partitions."""
     side_member_of: Mapping[str, str] = field(default_factory=dict)
-    """Of a process that is two members: by the one with the load, the one with the side topics."""
+    """For a process that is two members: the member with the side topics, by the member with the load."""
 
     @property
     def topics(self) -> frozenset[str]:
         return frozenset(p.topic for p in self.partitions)
 
     def joining(self, count: int) -> Iterator[Member]:
-        """So many processes more, like those that are there."""
+        """New members for `count` more processes, like those that are there."""
         is_split = bool(self.side_member_of)
         for new in _numbered("~new", count):
             yield Member(new, self.topics - self.side if is_split else self.topics)
@@ -108,19 +107,19 @@ class _Scene:
                 yield Member(side_client(new), self.side)
 
     def under(self, assignor: Assignor) -> Sequence[Member]:
-        """The members with what they have; in a group that is only thought of, what this assignor gave them."""
+        """The members with their partitions; in an invented group, the partitions that this assignor gives them."""
         if self.group is not None:
             return self.members
         given = assignor(self.members, self.partitions)
         return [replace(member, owned=tuple(given[member.id])) for member in self.members]
 
 
-@click.group(short_help="What would be, without touching anything.")
+@click.group(cls=CommandGroup, short_help="Show the effect of a change, without making it.")
 def plan() -> None:
-    """What would be, without touching anything.
+    """Show what a change would do, without making it.
 
     \b
-      kconsume plan assignment shop:app --join 1      what moves if a member joins?
+      kconsume plan assignment shop:app --join 1      which partitions move if a member joins?
     """
 
 
@@ -134,27 +133,46 @@ def _parse_partitions(_: click.Context, option: click.Parameter, values: tuple[s
     return counts
 
 
-@plan.command(short_help="What would move if a member joined or left?")
-@click.argument("app", required=False, metavar="[APP]")
-@click.option("--brokers", metavar="ADDRESS", help="The cluster, where no APP is named.")
-@click.option("--group", metavar="NAME", help="The group; with an APP, which of its groups.")
+@plan.command(short_help="Show which partitions move if a member joins or leaves.")
+@optional_app_argument
+@click.option("--brokers", metavar="ADDRESS", show_default="KCONSUME_BROKERS", help="The cluster, if no APP is named.")
 @click.option(
-    "--assignor", "assignors", multiple=True, metavar="NAME", help=f"{', '.join(ASSIGNORS)}. May be repeated."
+    "--group", metavar="NAME", show_default="the only group of APP, or KCONSUME_GROUP", help="The consumer group."
 )
-@click.option("--join", "joining", type=click.IntRange(min=0), default=0, metavar="N", help="So many members join.")
 @click.option(
-    "--leave", "leaving", multiple=True, metavar="MEMBER", help="This member leaves, or so many. May be repeated."
+    "--assignor",
+    "assignors",
+    multiple=True,
+    metavar="NAME",
+    show_default="the group's own, or all if that is not known",
+    help=f"One of {', '.join(ASSIGNORS)}. May be repeated.",
 )
-@click.option("--members", type=click.IntRange(min=1), metavar="N", help="Think of a group with so many members.")
+@click.option("--join", "joining", type=click.IntRange(min=0), default=0, metavar="N", help="N members join.")
+@click.option(
+    "--leave",
+    "leaving",
+    multiple=True,
+    metavar="MEMBER|N",
+    show_default="none",
+    help="This member leaves, or the last N members. May be repeated.",
+)
+@click.option(
+    "--members",
+    type=click.IntRange(min=1),
+    metavar="N",
+    show_default="a real group",
+    help="Plan for an invented group with N members.",
+)
 @click.option(
     "--partitions",
     "counts",
     multiple=True,
     metavar="TOPIC=N",
     callback=_parse_partitions,
-    help="Think of a topic with so many partitions. May be repeated.",
+    show_default="a real group",
+    help="Plan for an invented topic with N partitions. May be repeated.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@json_option
 def assignment(
     app: str | None,
     brokers: str | None,
@@ -166,67 +184,71 @@ def assignment(
     counts: dict[str, int],
     as_json: bool,
 ) -> None:
-    """What would move if a member joined or left? Asks the cluster, and changes nothing.
+    """Show which partitions would move if members joined or left. Asks the cluster, and changes nothing.
 
     \b
       kconsume plan assignment shop:app --join 1
       kconsume plan assignment shop:app --leave 2        the last two, in the order of their ids
       kconsume plan assignment shop:app --assignor range
-                                                         what if the group used another assignor?
+                                                         as if the group used another assignor
       kconsume plan assignment --brokers localhost:9092 --group shop --leave rdkafka-4f2a
       kconsume plan assignment --members 3 --partitions orders=12 --join 1
-                                                         without a broker: a group that is only thought of
+                                                         without a broker: an invented group
 
-    Without --assignor it is the group's own, or all of them where that is not known. A member is named by its id, the
-    beginning of it, its client.id or its group.instance.id. The cluster does not tell who subscribes to what: each
-    member is taken to want all topics of the group; but a process with retry or re-drive topics is two members, one of
-    which has only those. They join and leave together, and partitions of those topics are shown apart: they carry
-    next to no load. One that joins is named ~new-1, which comes last in the order of
-    ids; with range and roundrobin the answer depends on that order.
+    A member is named by its id, the beginning of its id, its client.id or its group.instance.id. A new member is named
+    ~new-1, which comes last in the order of ids; with range and roundrobin the answer depends on that order.
+
+    The cluster does not tell who subscribes to what, so each member is assumed to subscribe to all topics of the group.
+    But a process with retry or redrive topics is two members, and one of them has only those topics. The two join and
+    leave together, and partitions of those topics are shown apart, because they carry almost no load.
 
     Exit code 0 if there is an answer, 2 if there is no such group, member or assignor.
     """
     for name in assignors:
         assignor_named(name)
-    scene = _scene(app, brokers, group, members, counts)
-    chosen = assignors or ((scene.assignor,) if scene.assignor else tuple(ASSIGNORS))
-    gone = _leaving(leaving, scene)
-    if len(gone) == len(scene.names) and not joining:
-        raise ConfigurationError(f"nobody would be left of the {len(scene.names)} members: leave one, or add --join")
-    gone |= {scene.side_member_of[member] for member in gone if member in scene.side_member_of}
-    plans = Plans(scene.group, scene.brokers, [_planned(scene, name, joining, gone) for name in chosen])
+    group_before = _group_before(app, brokers, group, members, counts)
+    chosen = assignors or ((group_before.assignor,) if group_before.assignor else tuple(ASSIGNORS))
+    gone = _leaving(leaving, group_before)
+    if len(gone) == len(group_before.names) and not joining:
+        raise ConfigurationError(
+            f"all {len(group_before.names)} members would leave the group: let fewer leave, or add --join"
+        )
+    gone |= {group_before.side_member_of[member] for member in gone if member in group_before.side_member_of}
+    plans = Plans(
+        group_before.group, group_before.brokers, [_planned(group_before, name, joining, gone) for name in chosen]
+    )
     if as_json:
         click.echo(msgspec.json.encode(plans))
     else:
         _show(plans)
 
 
-def _planned(scene: _Scene, name: str, joining: int, gone: Collection[str]) -> Planned:
+def _planned(group_before: _GroupBefore, name: str, joining: int, gone: Collection[str]) -> Planned:
     """The answer of one assignor."""
     assignor = assignor_named(name)
-    before = scene.under(assignor)
-    after = [*(member for member in before if member.id not in gone), *scene.joining(joining)]
-    answer = assignor(after, scene.partitions)
+    before = group_before.under(assignor)
+    after = [*(member for member in before if member.id not in gone), *group_before.joining(joining)]
+    answer = assignor(after, group_before.partitions)
     moving = moved(before, answer)
 
     def part(topics: frozenset[str]) -> tuple[_Shares, _Shares]:
-        """Who has what of these topics, now and then."""
+        """The partitions of these topics by member, now and then."""
         now = {m.id: sorted(p for p in m.owned if p.topic in topics) for m in before if m.topics & topics}
         then = {m.id: sorted(p for p in answer[m.id] if p.topic in topics) for m in after if m.topics & topics}
         return now, then
 
-    now, then = part(scene.topics - scene.side)
-    side_moves = sum(partition.topic in scene.side for partition in moving)
+    now, then = part(group_before.topics - group_before.side)
+    side_moves = sum(partition.topic in group_before.side for partition in moving)
     return Planned(
         assignor=name,
-        partitions=sum(partition.topic not in scene.side for partition in scene.partitions),
+        partitions=sum(partition.topic not in group_before.side for partition in group_before.partitions),
         moves=len(moving) - side_moves,
         skew_now=round(skew(now), 4),
         skew_then=round(skew(then), 4),
         members=_changes(now, then),
-        side_partitions=sum(partition.topic in scene.side for partition in scene.partitions),
+        side_partitions=sum(partition.topic in group_before.side for partition in group_before.partitions),
         side_moves=side_moves,
-        side_members=_changes(*part(scene.side)),
+        side_members=_changes(*part(group_before.side)),
     )
 
 
@@ -252,39 +274,39 @@ def _written(partitions: Collection[Partition]) -> list[str]:
 # Which group
 
 
-def _scene(
+def _group_before(
     app: str | None, brokers: str | None, group: str | None, members: int | None, counts: Mapping[str, int]
-) -> _Scene:
+) -> _GroupBefore:
     if members is not None or counts:
         if app or brokers or group:
             raise click.UsageError(
-                "--members and --partitions are for a group that is only thought of, and APP, --brokers and --group "
-                "name a real one: give one of the two"
+                "--members and --partitions describe an invented group, and APP, --brokers and --group name a real "
+                "one: give one of the two"
             )
         if members is None or not counts:
             raise click.UsageError(f"--members and --partitions belong together, as in: {_WITHOUT_BROKER}")
-        return _thought(members, counts)
+        return _invented(members, counts)
     if brokers and app:
-        raise click.UsageError("an APP and --brokers both name the cluster: give one of the two")
+        raise click.UsageError("APP and --brokers both name the cluster: give one of the two")
     app = app or (None if brokers else os.environ.get(VARIABLE))
     if app:
         found = load(app)
         name, topics = _group_of(found, group)
-        return _live(found.brokers, found.kafka, name, topics)
-    said = environment.read(os.environ)
-    brokers, group = brokers or said.brokers, group or said.group
+        return _real(found.brokers, found.kafka, name, topics)
+    variables = environment.read(os.environ)
+    brokers, group = brokers or variables.brokers, group or variables.group
     if not brokers or not group:
         raise ConfigurationError(
-            f"which group? Write MODULE:APP or set {VARIABLE}, or give --brokers and --group; without a broker: "
+            f"no group was named: write MODULE:APP or set {VARIABLE}, or give --brokers and --group; without a broker: "
             f"{_WITHOUT_BROKER}"
         )
-    return _live(brokers, said.kafka, group, frozenset())
+    return _real(brokers, variables.kafka, group, frozenset())
 
 
-def _thought(members: int, counts: Mapping[str, int]) -> _Scene:
+def _invented(members: int, counts: Mapping[str, int]) -> _GroupBefore:
     partitions = [Partition(topic, number) for topic, count in counts.items() for number in range(count)]
     ids = _numbered("member", members)
-    return _Scene([Member(id, frozenset(counts)) for id in ids], partitions, {id: [id] for id in ids})
+    return _GroupBefore([Member(id, frozenset(counts)) for id in ids], partitions, {id: [id] for id in ids})
 
 
 def _numbered(word: str, count: int) -> list[str]:
@@ -293,7 +315,7 @@ def _numbered(word: str, count: int) -> list[str]:
 
 
 def _group_of(app: App, wanted: str | None) -> tuple[str, frozenset[str]]:
-    """The app's group, and what it subscribes to there. Handlers with `partitions=` are no members of it."""
+    """The app's group, and the topics that it subscribes to. Handlers with `partitions=` are not members of it."""
     groups: dict[str, set[str]] = {}
     for registration in app.registrations:
         if registration.partitions is None:
@@ -301,7 +323,7 @@ def _group_of(app: App, wanted: str | None) -> tuple[str, frozenset[str]]:
     if wanted is None and len(groups) == 1:
         (wanted,) = groups
     if wanted is None and groups:
-        raise ConfigurationError(f"the app has several groups: say which, with --group {' or '.join(sorted(groups))}")
+        raise ConfigurationError(f"the app has several groups: choose one with --group {' or '.join(sorted(groups))}")
     if wanted is None or wanted not in groups:
         raise ConfigurationError(
             f"the app has no handler that shares partitions in {'a group' if wanted is None else f'group {wanted!r}'}"
@@ -310,23 +332,23 @@ def _group_of(app: App, wanted: str | None) -> tuple[str, frozenset[str]]:
     return wanted, frozenset(groups[wanted])
 
 
-def _live(brokers: str, kafka: Mapping[str, ClientValue], name: str, topics: frozenset[str]) -> _Scene:
+def _real(brokers: str, kafka: Mapping[str, ClientValue], name: str, topics: frozenset[str]) -> _GroupBefore:
     if brokers.startswith("embedded://"):
         raise ConfigurationError(
-            f"{brokers} is an embedded broker, which cannot tell who the members of a group are: ask a real one, or "
-            f"think of a group: {_WITHOUT_BROKER}"
+            f"{brokers} is an embedded broker, which cannot list the members of a group: ask a real broker, or "
+            f"invent a group: {_WITHOUT_BROKER}"
         )
     cluster = Cluster(brokers, kafka, patience=_PATIENCE)
     found = cluster.group(name)
     if found is None:
         raise _no_group(name, cluster)
-    _must_be_settled(name, found)
+    _check_stable(name, found)
     topics |= {partition.topic for member in found.members for partition in member.owned}
     side = frozenset(topic for topic in topics if is_side_topic(topic, name))
     pairs = _pairs(found.members, side)
     side_members = set(pairs.values())
     own = _BROKERS_OWN.get(found.assignor, found.assignor)
-    return _Scene(
+    return _GroupBefore(
         members=[
             Member(_id(member), _wanted(member, topics, side, pairs), {}, member.owned) for member in found.members
         ],
@@ -347,9 +369,12 @@ def _live(brokers: str, kafka: Mapping[str, ClientValue], name: str, topics: fro
 
 
 def _pairs(members: Sequence[GroupMember], side: frozenset[str]) -> dict[str, str]:
-    """By member, the one of the same process that has its side topics (`runtime/split_source.py`). The cluster does not
-    tell who subscribes to what, but a side member's client.id is made from the other's. Several processes may have the
-    same: which of them is whose does not matter then."""
+    """For each process that is two members: the member with the side topics, by the other one
+    (`_kafka/two_member_consumer.py`).
+
+    The cluster does not tell who subscribes to what, but a side member's client.id is made from the client.id of the
+    other. Several processes may have the same client.id: then it does not matter which pair is whose.
+    """
     free: dict[str, list[str]] = {}
     for member in sorted(members, key=_id, reverse=True):
         if side.issuperset(partition.topic for partition in member.owned):
@@ -381,78 +406,66 @@ def _no_group(name: str, cluster: Cluster) -> ConfigurationError:
     return ConfigurationError(f"there is no group {name!r} on the cluster at {cluster.brokers}: {fix}")
 
 
-def _must_be_settled(name: str, group: Group) -> None:
+def _check_stable(name: str, group: Group) -> None:
     if not group.members:
         raise ConfigurationError(
-            f"group {name!r} has no members now, so that nothing can move: start them, or think of some: "
-            f"{_WITHOUT_BROKER}"
+            f"group {name!r} has no members now, so nothing can move: start them, or invent a group: {_WITHOUT_BROKER}"
         )
     if group.state != "stable":
         raise ConfigurationError(
-            f"group {name!r} is in the middle of a rebalance ({group.state.replace('_', ' ')}), and nobody knows yet "
-            f"who has what: ask again in a moment"
+            f"group {name!r} is in the middle of a rebalance ({group.state.replace('_', ' ')}), and its partitions "
+            f"are not assigned yet: ask again in a moment"
         )
 
 
-def _leaving(said: Sequence[str], scene: _Scene) -> set[str]:
+def _leaving(said: Sequence[str], group_before: _GroupBefore) -> set[str]:
     gone: set[str] = set()
     for word in said:
         if word.isdecimal():
-            staying = sorted(scene.names.keys() - gone)
+            staying = sorted(group_before.names.keys() - gone)
             if int(word) > len(staying):
-                raise ConfigurationError(f"--leave {word}: the group has only {len(staying)} members to leave")
+                raise ConfigurationError(f"--leave {word}: the group has only {len(staying)} members that can leave")
             gone.update(staying[len(staying) - int(word) :])
         else:
-            gone.add(_member(word, scene))
+            gone.add(_member(word, group_before))
     return gone
 
 
-def _member(word: str, scene: _Scene) -> str:
-    exact = [member for member, names in scene.names.items() if word in names]
-    found = exact or [m for m, names in scene.names.items() if any(name.startswith(word) for name in names)]
+def _member(word: str, group_before: _GroupBefore) -> str:
+    exact = [member for member, names in group_before.names.items() if word in names]
+    found = exact or [m for m, names in group_before.names.items() if any(name.startswith(word) for name in names)]
     if len(found) == 1:
         return found[0]
     if found:
-        raise ConfigurationError(f"{word!r} may be any of {', '.join(sorted(found))}: write more of the id")
-    raise ConfigurationError(f"there is no member {word!r} in the group: it has {', '.join(sorted(scene.names))}")
+        raise ConfigurationError(f"{word!r} matches several members, {', '.join(sorted(found))}: write more of the id")
+    raise ConfigurationError(
+        f"there is no member {word!r} in the group: it has {', '.join(sorted(group_before.names))}"
+    )
 
 
 # What is shown
 
 
 def _show(plans: Plans) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(highlight=False)
     if plans.group is not None:
-        console.print(Text.assemble("group ", (plans.group, "bold"), f"  brokers {plans.brokers}"))
+        click.echo(f"group {click.style(plans.group, bold=True)}  brokers {plans.brokers}")
     for each in plans.plans:
-        console.print(Text(each.assignor, "bold"))
-        console.print(_table(each.members))
-        console.print(
+        click.echo(click.style(each.assignor, bold=True))
+        _print_table(each.members)
+        click.echo(
             f"moves {each.moves} of {each.partitions} partitions; "
             f"skew {each.skew_now:.2f} now, {each.skew_then:.2f} then\n"
         )
         if each.side_partitions:
-            console.print(Text(f"{each.assignor}, retry and re-drive topics (no load, not in the skew)", "bold"))
-            console.print(_table(each.side_members))
-            console.print(f"moves {each.side_moves} of {each.side_partitions} partitions\n")
+            click.echo(click.style(f"{each.assignor}, retry and redrive topics (no load, not in the skew)", bold=True))
+            _print_table(each.side_members)
+            click.echo(f"moves {each.side_moves} of {each.side_partitions} partitions\n")
 
 
-def _table(changes: Sequence[Change]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("member", no_wrap=True)
-    table.add_column("now", justify="right")
-    table.add_column("then", justify="right")
-    table.add_column("gains", overflow="fold")
-    table.add_column("loses", overflow="fold")
-    for change in changes:
-        table.add_row(*map(Text, _cells(change)))
-    return table
+def _print_table(changes: Sequence[Change]) -> None:
+    rows = [_cells(change) for change in changes]
+    for line in table(("member", "now", "then", "gains", "loses"), rows, right={1, 2}):
+        click.echo(line)
 
 
 def _cells(change: Change) -> list[str]:
@@ -466,12 +479,12 @@ def _cells(change: Change) -> list[str]:
 
 
 def _ranges(written: Sequence[str]) -> str:
-    """`orders/0-3,7 payments/2`: a table has no room for hundreds of names."""
+    """`orders/0-3,7 payments/2`: hundreds of names would not fit into a table."""
     topics = groupby(map(Partition.parse, written), key=lambda p: p.topic)
     return " ".join(f"{topic}/{_spans([p.number for p in same])}" for topic, same in topics)
 
 
 def _spans(numbers: Sequence[int]) -> str:
-    # Numbers that follow one another are all as far from their places in the list.
+    # In a run of consecutive numbers, number minus index is constant.
     spans = [[n for _, n in same] for _, same in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])]
     return ",".join(str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans)

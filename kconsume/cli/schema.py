@@ -1,7 +1,7 @@
-"""`kconsume schema`: the tables of an offset store, shown or brought up to date.
+"""`kconsume schema`: shows the SQL of an offset store's tables, or runs it.
 
-A service makes its tables itself where its role may. This is for those whose role may not: what has to be run, or the
-running of it by another role. What the tables are is the store's own; here is only what is said about them.
+A service makes its tables itself if its role may. This command is for a service whose role may not: it prints the SQL,
+or runs it with another role. The store's package defines the tables.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
+from kconsume._config.client_settings import masked_address
 from kconsume.backends import OffsetStore, SqliteStore, open_store
-from kconsume.cli.target import app_argument, load
+from kconsume.cli.app_loader import load
+from kconsume.cli.command_group import CommandGroup
+from kconsume.cli.options import app_argument, json_option
+from kconsume.cli.store_kind import is_postgres
 from kconsume.errors import ConfigurationError, StoreError
-from kconsume.settings import masked_address
 
 if TYPE_CHECKING:
     from psycopg import Connection
 
-    from kconsume.backends.postgres_address import Address
-    from kconsume.backends.postgres_sql import Statements
+    from kconsume.backends.postgres.address import Address
+    from kconsume.backends.postgres.statements import Statements
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -34,24 +37,24 @@ class Tables(msgspec.Struct):
     store: str
     """Its address, with no password in it."""
     version: int | None
-    """Of the tables that are there; 0 if there are none, None for a store that has no tables of ours."""
+    """Of the tables that exist; 0 if there are none, None for a store without tables."""
     wanted: int | None
     """The version that this kconsume writes."""
     said: str
-    """In one sentence: what is there, and what was or is to be done."""
+    """In one sentence: which tables exist, and what was done or must be done."""
     changed: bool = False
     sql: str | None = None
-    """What is to be run; None if nothing is."""
+    """The SQL to run; None if there is nothing to do."""
 
 
-@click.group(short_help="The tables that offsets are kept in: show them, bring them up to date.")
+@click.group(cls=CommandGroup, short_help="The tables that keep offsets: show their SQL, migrate them.")
 def schema() -> None:
-    """The tables that offsets are kept in.
+    """The tables that keep offsets.
 
-    A service makes and updates them by itself, where its role may create tables. Where it may not, a person does it:
+    A service makes and migrates the tables when it first connects, if its role may create tables. Otherwise you do:
 
     \b
-      kconsume schema show shop:app                     the SQL that is still to be run
+      kconsume schema show shop:app                     print the SQL that is still to be run
       kconsume schema show shop:app | psql -d shop      run it
       kconsume schema migrate --offsets postgresql://owner@db/shop
     """
@@ -59,9 +62,12 @@ def schema() -> None:
 
 def _shared(command: Command) -> Command:
     """What both commands take: an app or an address, and `--json`."""
-    command = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")(command)
+    command = json_option(command)
     command = click.option(
-        "--offsets", metavar="ADDRESS", help="The store at this address, instead of those of an app."
+        "--offsets",
+        metavar="ADDRESS",
+        show_default="the stores of APP",
+        help="The store at this address, instead of the stores of an app.",
     )(command)
     return app_argument(command)
 
@@ -69,14 +75,17 @@ def _shared(command: Command) -> Command:
 @schema.command(short_help="The SQL that brings the tables to this version.")
 @_shared
 @click.option(
-    "--since", type=click.IntRange(min=0), help="Begin at this version, and do not ask the database; 0 is all of it."
+    "--since",
+    type=click.IntRange(min=0),
+    show_default="the version in the database",
+    help="The SQL from this version on, without asking the database; 0 is all of it.",
 )
 def show(app: str | None, offsets: str | None, since: int | None, as_json: bool) -> None:
-    """The SQL that brings the tables of APP's stores to the version of this kconsume. Changes nothing.
+    """Print the SQL that brings the tables of APP's stores to the version of this kconsume. Changes nothing.
 
-    Everything else that is said is a comment of SQL, so that the output can be given to psql.
+    Everything else is printed as an SQL comment, so that the output can be piped to psql.
     """
-    tell([shown(store, since) for store in _stores(app, offsets)], as_json, comments=True)
+    print_tables([shown(store, since) for store in _stores(app, offsets)], as_json, comments=True)
 
 
 @schema.command(short_help="Bring the tables to this version.")
@@ -84,12 +93,12 @@ def show(app: str | None, offsets: str | None, since: int | None, as_json: bool)
 def migrate(app: str | None, offsets: str | None, as_json: bool) -> None:
     """Bring the tables of APP's stores to the version of this kconsume, each in one transaction.
 
-    What is stored stays. It may run while services do, and twice at once: who comes second finds nothing to do.
+    Stored offsets stay. It may run while services run, and twice at once: the second one finds nothing to do.
     """
-    tell([migrated(store) for store in _stores(app, offsets)], as_json, comments=False)
+    print_tables([migrated(store) for store in _stores(app, offsets)], as_json, comments=False)
 
 
-def tell(all_tables: Sequence[Tables], as_json: bool, *, comments: bool) -> None:
+def print_tables(all_tables: Sequence[Tables], as_json: bool, *, comments: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode(all_tables))
         return
@@ -100,26 +109,30 @@ def tell(all_tables: Sequence[Tables], as_json: bool, *, comments: bool) -> None
 
 
 def shown(store: OffsetStore, since: int | None = None) -> Tables:
-    """What is to be run. With `since`, nobody is asked."""
+    """The SQL to run.
+
+    Args:
+        since: the version to start from; None asks the database.
+    """
     if isinstance(store, SqliteStore):
         return _of_sqlite(store)
-    if not _is_postgres(store):
+    if not is_postgres(store):
         return _without(store)
-    from kconsume.backends.postgres_schema import Found, found, state_of
-    from kconsume.backends.postgres_sql import VERSION
+    from kconsume.backends.postgres.schema import SchemaState, schema_state, with_actual_schema
+    from kconsume.backends.postgres.tables import VERSION
 
     address, sql = _parts(store)
     if since is None:
         with _connected(address) as connection:
-            there, sql = state_of(connection, sql), found(connection, sql)
+            there, sql = schema_state(connection, sql), with_actual_schema(connection, sql)
     elif since > VERSION:
         raise ConfigurationError(f"--since {since} is above version {VERSION}, which this kconsume writes")
     else:
-        there = Found(since, 0)
+        there = SchemaState(since, 0)
     since = there.version
     if since > VERSION:
         return Tables(store.address, since, VERSION, f"{_has(since)}, newer than {VERSION}: upgrade kconsume here")
-    if there.is_ours:
+    if there.is_current:
         return Tables(store.address, since, VERSION, f"{_has(since)}, which is this kconsume's: nothing to do")
     said = f"{_has(since)}, and this kconsume writes version {VERSION}: run what follows"
     if since == VERSION:
@@ -128,20 +141,20 @@ def shown(store: OffsetStore, since: int | None = None) -> Tables:
 
 
 def migrated(store: OffsetStore) -> Tables:
-    """Bring the tables up to date, and say what was done."""
+    """Migrate the tables."""
     if isinstance(store, SqliteStore):
         return _migrated_sqlite(store)
-    if not _is_postgres(store):
+    if not is_postgres(store):
         return _without(store)
-    from kconsume.backends.postgres_schema import ready, state_of
-    from kconsume.backends.postgres_sql import VERSION
+    from kconsume.backends.postgres.schema import ensure_tables, schema_state
+    from kconsume.backends.postgres.tables import VERSION
 
     address, sql = _parts(store)
     with _connected(address) as connection:
-        there = state_of(connection, sql)
-        ready(connection, sql, address)
+        there = schema_state(connection, sql)
+        ensure_tables(connection, sql, address)
     before = there.version
-    if there.is_ours:
+    if there.is_current:
         return Tables(store.address, before, VERSION, f"{_has(before)}, which is this kconsume's: nothing to do")
     if before == VERSION:
         said = f"{_has(before)}, {_ADDED}: it is there now; {_RIGHTS_OF_OTHERS}"
@@ -157,7 +170,7 @@ def _stores(app: str | None, offsets: str | None) -> list[OffsetStore]:
     if offsets is not None:
         return [open_store(offsets)]
     if not app:
-        raise ConfigurationError("whose tables? Write MODULE:APP, as in shop:app, or --offsets ADDRESS")
+        raise ConfigurationError("no store was named: write MODULE:APP, as in shop:app, or --offsets ADDRESS")
     stores = {r.store_address: r.store for r in load(app).registrations}
     if not stores:
         raise ConfigurationError(
@@ -170,34 +183,29 @@ def _stores(app: str | None, offsets: str | None) -> list[OffsetStore]:
 def _without(store: OffsetStore) -> Tables:
     scheme = store.address.partition("://")[0]
     why = {
-        "kafka": "offsets are kept by the brokers, in the group",
-        "memory": "offsets are kept in the process, and gone with it",
+        "kafka": "the brokers keep the offsets, in the group",
+        "memory": "the process keeps the offsets, and they end with it",
         "redis": "offsets are kept in hashes, which need no preparation",
         "rediss": "offsets are kept in hashes, which need no preparation",
-    }.get(scheme, "what it keeps is its own")
+    }.get(scheme, "its own code defines what it keeps")
     return Tables(masked_address(store.address), None, None, f"has no tables ({why}): nothing to do")
 
 
 # PostgreSQL
 
 
-def _is_postgres(store: OffsetStore) -> bool:
-    """By the name of its class: to ask for the class itself would need the extra, also of those who do not use it."""
-    return any(kind.__module__ == "kconsume.backends.postgres" for kind in type(store).__mro__)
-
-
 def _parts(store: OffsetStore) -> tuple[Address, Statements]:
-    from kconsume.backends.postgres import PostgresStore
+    from kconsume.backends.postgres.store import PostgresStore
 
     assert isinstance(store, PostgresStore)
-    return store._at, store._sql
+    return store.database.address, store.database.statements
 
 
 @contextmanager
 def _connected(address: Address) -> Iterator[Connection[tuple[Any, ...]]]:
     import psycopg
 
-    from kconsume.backends.postgres_faults import store_error
+    from kconsume.backends.postgres.errors import store_error
 
     with closing(address.connect()) as connection:
         try:
@@ -207,21 +215,21 @@ def _connected(address: Address) -> Iterator[Connection[tuple[Any, ...]]]:
 
 
 def _script(address: Address, sql: Statements, since: int) -> str:
-    """As a person runs it: whole or not at all, and with the rights that the service's role needs in the end."""
-    from kconsume.backends.postgres_schema import script, set_version
-    from kconsume.backends.postgres_sql import RIGHTS
+    """A script in one transaction, and as comments the rights that the service's role needs afterwards."""
+    from kconsume.backends.postgres.schema import migration_script, set_version
+    from kconsume.backends.postgres.tables import RIGHTS
 
-    steps = script(sql, address.schema if not since else None, since).strip()
+    steps = migration_script(sql, address.schema if not since else None, since).strip()
     version = f"{set_version(sql)};"
     grants = [f"grant {rights} on {sql.prefix}{table} to ROLE;" for table, rights in RIGHTS]
     if address.schema is not None:
         grants.insert(0, f"grant usage on schema {sql.prefix.rstrip('.')} to ROLE;")
-    told = "\n".join(f"--   {grant}" for grant in grants)
-    return f"begin;\n{steps}\n{version}\ncommit;\n-- and for the role of the service, unless it owns them:\n{told}"
+    comments = "\n".join(f"--   {grant}" for grant in grants)
+    return f"begin;\n{steps}\n{version}\ncommit;\n-- and for the role of the service, unless it owns them:\n{comments}"
 
 
-_ADDED = "without what this kconsume adds to them, which earlier ones of that version do not mind"
-_RIGHTS_OF_OTHERS = "a role that does not own them may lack rights on what is new: `kconsume check` names the grants"
+_ADDED = "without the columns that this kconsume adds to them, which earlier ones of that version ignore"
+_RIGHTS_OF_OTHERS = "a role that does not own them may lack rights on the new ones: `kconsume check` names the grants"
 
 
 def _has(version: int) -> str:
@@ -236,30 +244,30 @@ def _brought(before: int, after: int) -> str:
 
 
 def _of_sqlite(store: SqliteStore) -> Tables:
-    """Its tables are made with the file, and brought up to date by whoever opens it."""
-    from kconsume.backends.sqlite_schema import SCHEMA_VERSION
+    """The first process that opens the file makes its tables, or migrates them."""
+    from kconsume.backends.sqlite.schema import SCHEMA_VERSION
 
     version = _sqlite_version(store)
     if version == 0:
-        said = f"has no tables; whoever opens it first makes them, in version {SCHEMA_VERSION}: nothing to do"
+        said = f"has no tables; the first process that opens it makes them, in version {SCHEMA_VERSION}: nothing to do"
     elif version == SCHEMA_VERSION:
         said = f"{_has(version)}, which is this kconsume's: nothing to do"
     elif version < SCHEMA_VERSION:
-        said = f"{_has(version)}; whoever opens it first makes version {SCHEMA_VERSION} of them: nothing to do"
+        said = f"{_has(version)}; the first process that opens it makes version {SCHEMA_VERSION} of them: nothing to do"
     else:
         said = f"{_has(version)}, and this kconsume writes version {SCHEMA_VERSION}: upgrade kconsume here"
     return Tables(store.address, version, SCHEMA_VERSION, said)
 
 
 def _migrated_sqlite(store: SqliteStore) -> Tables:
-    """A file that is not there is not made."""
-    from kconsume.backends.sqlite_schema import SCHEMA_VERSION
+    """Migrates a file that exists; makes none."""
+    from kconsume.backends.sqlite.schema import SCHEMA_VERSION
 
     before = _sqlite_version(store)
     if before in (0, SCHEMA_VERSION):
         return _of_sqlite(store)
     try:
-        store.groups()  # to open it brings it up to date, or refuses it
+        store.groups()  # opening the file migrates it, or refuses it
     finally:
         store.close()
     return Tables(store.address, SCHEMA_VERSION, SCHEMA_VERSION, _brought(before, SCHEMA_VERSION), changed=True)

@@ -1,7 +1,6 @@
-"""`kconsume send`: write records to a topic by hand, and say where they landed.
+"""`kconsume send`: writes records to a topic by hand, and prints their places.
 
-Finds the cluster and asks it whether the topic is there, so that a misspelt name is an error and not a new topic;
-encoding and delivery are `output.py`'s and `outlet.py`'s.
+Checks first that the topic exists, so that a misspelt name is an error and not a new topic.
 """
 
 from __future__ import annotations
@@ -17,24 +16,25 @@ from typing import BinaryIO, NamedTuple
 import click
 import msgspec
 
-from kconsume import environment
-from kconsume.cli.rehearse import Place
-from kconsume.cli.target import VARIABLE, load
-from kconsume.cluster import Cluster
+from kconsume._config import environment
+from kconsume._config.client_settings import ClientValue
+from kconsume._kafka.admin import Cluster
+from kconsume._kafka.outgoing import Outgoing, encoded
+from kconsume._kafka.producer import Producer, producer_settings
+from kconsume._kafka.topic_reader import RecordPlace
+from kconsume.cli.app_loader import VARIABLE, load
+from kconsume.cli.options import json_option
 from kconsume.errors import ConfigurationError, SendFailed
-from kconsume.outlet import Outlet, producer_settings
-from kconsume.output import Outgoing, encoded
 from kconsume.records import Partition
-from kconsume.settings import ClientValue
 
 _PATIENCE = 10.0
 _AHEAD = 1000
-"""How many records may be under way before the first is waited for."""
+"""How many records may be unconfirmed before the first is waited for."""
 _EMBEDDED = "embedded://"
 
 
 class _Target(NamedTuple):
-    """The cluster to write to, and the app that was named for it."""
+    """The cluster to write to, and the app that named it."""
 
     brokers: str
     kafka: Mapping[str, ClientValue]
@@ -66,21 +66,29 @@ def _parse_headers(_: click.Context, option: click.Parameter, values: tuple[str,
 @click.command(short_help="Write a record to a topic by hand.")
 @click.argument("topic")
 @click.argument("value", required=False)
-@click.option("--key", help="The record's key. Records with one key stay in one partition, in order.")
+@click.option(
+    "--key", show_default="none", help="The record's key. Records with one key stay in one partition, in order."
+)
 @click.option(
     "--header",
     "headers",
     multiple=True,
     metavar="NAME=VALUE",
     callback=_parse_headers,
+    show_default="none",
     help="A header. May be repeated.",
 )
-@click.option("--partition", type=click.IntRange(min=0), help="Which partition; by the key unless said otherwise.")
-@click.option("--lines", is_flag=True, help="A record for each line of standard input.")
-@click.option("--null", is_flag=True, help="A record without a value: a tombstone.")
-@click.option("--app", metavar="APP", help=f"Write to the cluster of this app; {VARIABLE} unless said otherwise.")
-@click.option("--brokers", metavar="ADDRESS", help="Write to this cluster: host:port,... or embedded://NAME.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("--partition", type=click.IntRange(min=0), show_default="chosen by the key", help="The partition.")
+@click.option("--lines", is_flag=True, help="Send one record for each line of standard input.")
+@click.option("--null", is_flag=True, help="Send a record without a value: a tombstone.")
+@click.option("--app", metavar="APP", show_default=VARIABLE, help="Write to the cluster of this app.")
+@click.option(
+    "--brokers",
+    metavar="ADDRESS",
+    show_default="KCONSUME_BROKERS",
+    help="Write to this cluster: host:port,... or embedded://NAME.",
+)
+@json_option
 def send(
     topic: str,
     value: str | None,
@@ -93,9 +101,9 @@ def send(
     brokers: str | None,
     as_json: bool,
 ) -> None:
-    """Write a record with this VALUE to TOPIC, and say where it landed.
+    """Write a record with this VALUE to TOPIC, and print its place.
 
-    VALUE is the text itself, - for all of standard input, or @FILE for what a file holds.
+    VALUE is the text itself, - for all of standard input, or @FILE for the content of a file.
 
     \b
       kconsume send orders '{"id": 1}' --app shop:app
@@ -104,25 +112,24 @@ def send(
       kconsume send orders --null --key 1             a tombstone
       kconsume send orders hello --brokers embedded://shop
 
-    The cluster is that of the app, or --brokers; KCONSUME_APP and KCONSUME_BROKERS are their defaults. What --brokers
-    needs besides comes from variables such as KCONSUME_KAFKA_SECURITY_PROTOCOL. With an embedded broker the topic is
-    made, if it is not there.
+    The cluster is that of --app or of --brokers. Other client properties for --brokers come from variables such as
+    KCONSUME_KAFKA_SECURITY_PROTOCOL. An embedded broker makes a missing topic.
 
     Exit code 0 if every record was confirmed, 1 if not, 2 if there is no such topic.
     """
     values = _values(value, lines, null)
     target = _target(app, brokers)
     bootstrap = _reach(target, topic, partition)
-    outlet = Outlet(producer_settings(bootstrap, {**target.kafka, "message.timeout.ms": _PATIENCE * 1000}), "send")
-    outgoing = (encoded(Outgoing(each, key, headers, topic), None, outlet.most) for each in values)
-    places = _written(outlet, outgoing, partition)
+    producer = Producer(producer_settings(bootstrap, {**target.kafka, "message.timeout.ms": _PATIENCE * 1000}), "send")
+    outgoing = (encoded(Outgoing(each, key, headers, topic), None, producer.max_message_bytes) for each in values)
+    places = _written(producer, outgoing, partition)
     try:
         if as_json:
             _print_document(topic, places)
         else:
             _print_places(places, target)
     finally:
-        outlet.close(_PATIENCE)
+        producer.close(_PATIENCE)
 
 
 # What to send
@@ -139,7 +146,7 @@ def _values(value: str | None, lines: bool, null: bool) -> Iterable[bytes | None
         return [sys.stdin.buffer.read()]
     if value and value.startswith("@"):
         return [_content(Path(value[1:]))]
-    return [os.fsencode(value or "")]  # also what is no UTF-8, as it was typed
+    return [os.fsencode(value or "")]  # the bytes as they were typed, also if they are not UTF-8
 
 
 def _lines(stream: BinaryIO) -> Iterator[bytes]:
@@ -152,7 +159,7 @@ def _content(file: Path) -> bytes:
         return file.read_bytes()
     except OSError as error:
         raise ConfigurationError(
-            f"{str(file)!r} cannot be read ({error.strerror}): name a file after the @; for a value that begins with "
+            f"{str(file)!r} cannot be read ({error.strerror}): name a file after the @; for a value that starts with "
             f"an @, write - and give it on standard input"
         ) from error
 
@@ -161,7 +168,7 @@ def _content(file: Path) -> bytes:
 
 
 def _target(app: str | None, brokers: str | None) -> _Target:
-    """What was said on the command line; else KCONSUME_APP, else KCONSUME_BROKERS."""
+    """The cluster of the command line, or else of KCONSUME_APP, or else of KCONSUME_BROKERS."""
     if app and brokers:
         raise click.UsageError("--app and --brokers both name the cluster: give one of the two")
     app = app or (None if brokers else os.environ.get(VARIABLE))
@@ -169,17 +176,18 @@ def _target(app: str | None, brokers: str | None) -> _Target:
         found = load(app)
         handled = frozenset(topic for registration in found.registrations for topic in registration.topics)
         return _Target(found.brokers, found.kafka, os.environ[VARIABLE], handled)
-    said = environment.read(os.environ)
-    address = brokers or said.brokers
+    variables = environment.read(os.environ)
+    address = brokers or variables.brokers
     if not address:
         raise ConfigurationError(
-            f"to which cluster? Add --app shop:app or --brokers localhost:9092, or set {VARIABLE} or KCONSUME_BROKERS"
+            f"no cluster was named: add --app shop:app or --brokers localhost:9092, or set {VARIABLE} "
+            f"or KCONSUME_BROKERS"
         )
-    return _Target(address, said.kafka)
+    return _Target(address, variables.kafka)
 
 
 def _reach(target: _Target, topic: str, partition: int | None) -> str:
-    """The address to write to, on which the topic is."""
+    """The address of the cluster, which has the topic."""
     bootstrap = _started(target.brokers, topic) if target.brokers.startswith(_EMBEDDED) else target.brokers
     count = Cluster(bootstrap, target.kafka, patience=_PATIENCE).topics([topic])[topic]
     if partition is not None and partition >= count:
@@ -192,32 +200,32 @@ def _reach(target: _Target, topic: str, partition: int | None) -> str:
 def _started(address: str, topic: str) -> str:
     if address == _EMBEDDED:
         raise ConfigurationError(
-            "embedded:// is a broker inside the process that uses it, and no other can write there: name it to share "
-            "it, as in embedded://shop"
+            "embedded:// is a broker inside the process that uses it, and no other process can write to it: name it to "
+            "share it, as in embedded://shop"
         )
-    from kconsume.testing.addresses import resolve
+    from kconsume._embedded.address import resolve
 
     return resolve(address, [topic])
 
 
-# What came of it
+# The result
 
 
-def _written(outlet: Outlet, outgoing: Iterable[Outgoing], partition: int | None) -> Iterator[Place]:
-    """Where each landed, in the order in which they were given. A failure is raised last."""
-    under_way: deque[Future[tuple[Partition, int]]] = deque()
+def _written(producer: Producer, outgoing: Iterable[Outgoing], partition: int | None) -> Iterator[RecordPlace]:
+    """The place of each record, in their order. A failure is raised after the places of written records."""
+    unconfirmed: deque[Future[tuple[Partition, int]]] = deque()
     written, failure = 0, None
     try:
         for each in outgoing:
-            under_way.append(outlet.write(each, partition))
-            while under_way and (under_way[0].done() or len(under_way) > _AHEAD):
-                yield Place(*under_way.popleft().result())
+            unconfirmed.append(producer.write(each, partition))
+            while unconfirmed and (unconfirmed[0].done() or len(unconfirmed) > _AHEAD):
+                yield RecordPlace(*unconfirmed.popleft().result())
                 written += 1
     except SendFailed as error:
         failure = error
-    for future in under_way:  # after a failure too: others may have been written, and a person wants to know
+    for future in unconfirmed:  # after a failure too: later records may have been written
         try:
-            yield Place(*future.result())
+            yield RecordPlace(*future.result())
             written += 1
         except SendFailed as error:
             failure = failure or error
@@ -227,15 +235,15 @@ def _written(outlet: Outlet, outgoing: Iterable[Outgoing], partition: int | None
         raise failure
 
 
-def _print_places(places: Iterable[Place], target: _Target) -> None:
-    last: Place | None = None
+def _print_places(places: Iterable[RecordPlace], target: _Target) -> None:
+    last: RecordPlace | None = None
     for last in places:
         click.echo(str(last))
     if last is not None and sys.stdout.isatty() and (target.app is None or last.partition.topic in target.handled):
         click.echo(f"what does my handler do with it?  kconsume try {target.app or 'MODULE:APP'} {last}", err=True)
 
 
-def _print_document(topic: str, places: Iterable[Place]) -> None:
+def _print_document(topic: str, places: Iterable[RecordPlace]) -> None:
     sent = _Sent(topic, [])
     try:
         sent.records.extend(_Written(place.partition.number, place.offset, str(place)) for place in places)

@@ -1,6 +1,7 @@
-"""Where records go that failed for good, and how many may: `DeadLetter`, and the gauge of its limit.
+"""`DeadLetter`: where a record that failed for good is written. `DeadLetterLimit`: how many such records are allowed.
 
-Values and counting. What a letter is, is `letters.py`'s; writing it is done by the runtime, or by a store.
+This file only holds values and counts. `failures/letter_headers.py` defines what a letter contains. The runtime or a
+store writes the letter.
 """
 
 from __future__ import annotations
@@ -10,20 +11,24 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from kconsume._kafka.outgoing import is_topic_name
 from kconsume.errors import ConfigurationError
-from kconsume.output import is_topic_name
 
 _TABLE = re.compile(r"(?:[A-Za-z_][A-Za-z0-9_$]*\.)?[A-Za-z_][A-Za-z0-9_$]*")
 _FEW = 20
-"""Of so few records a share means nothing."""
+"""Fewer records than this have no meaningful share of failures."""
 
 
 class DeadLetter:
-    """What becomes of a record that failed: it is written to `topic`, or to a `table` of the database that keeps the
-    offsets, in the same transaction; then its offset passes.
+    """Write a failed record to a topic or a table, then let its offset pass: `DeadLetter("orders.dlq")`.
 
-    `limit` stops the consumer when too many fail within `window` seconds: a number of them, or, between 0 and 1, a
-    share of the records handled. A broken deployment must not drain a topic into its dead letters.
+    Args:
+        topic: the topic that gets the letters.
+        table: instead of a topic, a table in the database that stores the offsets. The letter is written in the same
+            transaction as the offset.
+        limit: the consumer stops when more records than this fail within `window` seconds. A limit between 0 and 1 is
+            a share of the handled records. A broken deployment must not drain a topic into its dead letters.
+        window: seconds, by default 60.
     """
 
     __slots__ = ("limit", "table", "topic", "window")
@@ -55,7 +60,7 @@ class DeadLetter:
                 f"records between 0 and 1"
             )
         if not _is_time(window):
-            raise ConfigurationError(f"DeadLetter(window={window!r}) is no time: give seconds")
+            raise ConfigurationError(f"DeadLetter(window={window!r}) must be a number of seconds: write window=60")
         self.topic = topic
         self.table = table
         self.limit = limit
@@ -90,20 +95,28 @@ def _is_limit(limit: object) -> bool:
     return 0 < limit < 1 or (limit >= 1 and limit == int(limit))
 
 
-class Gauge:
-    """How many records of a handler failed for good lately, against how many may."""
+class DeadLetterLimit:
+    """Counts the records of a handler that failed for good within the window, and compares the count with the limit.
+
+    Called by the workers of the handler. All fields are written and read under `_lock`.
+    """
 
     def __init__(self, limit: float, window: float, clock: Callable[[], float]) -> None:
+        """
+        Args:
+            limit, window: as in `DeadLetter`.
+            clock: returns the seconds of a monotonic clock.
+        """
         self._limit = limit
         self._window = window
         self._clock = clock
         self._lock = threading.Lock()
         self._past: deque[tuple[float, int, int]] = deque()
-        """When how many were handled, and how many of them failed."""
+        """A time, the number of records that were finished then, and the number of those that failed."""
         self._handled = self._failed = 0
 
     def exceeds(self, records: int) -> bool:
-        """Whether so many more would be too many."""
+        """Return True if `records` more failures would exceed the limit."""
         with self._lock:
             self._forget(self._clock())
             handled, failed = self._handled + records, self._failed + records
@@ -112,7 +125,12 @@ class Gauge:
             return handled >= _FEW and failed > self._limit * handled
 
     def note(self, handled: int, failed: int) -> None:
-        """So many were done with, and so many of them failed."""
+        """Count finished records.
+
+        Args:
+            handled: how many.
+            failed: how many of them failed for good.
+        """
         with self._lock:
             now = self._clock()
             self._forget(now)

@@ -1,7 +1,8 @@
-"""What becomes of a record whose handler failed: a decision, made from values only.
+"""Decides what happens to a record whose handler failed. The decision uses only values.
 
-Tried again in its place as long as the `Retry` of `retry=` says, then later as long as its `RetryTopics` say, then
-`on_error=`, the one terminal action. Carrying it out is the runtime's; writing anything anywhere is not done here.
+First the record is tried again in its place, as long as the `Retry` of `retry=` allows. Then it is tried again later,
+as long as the `RetryTopics` of `retry=` allow. Then the one terminal action applies, `on_error=`. The runtime carries
+the decision out; this file writes nothing.
 """
 
 from __future__ import annotations
@@ -12,37 +13,42 @@ from typing import Literal, TypeAlias
 from kconsume.errors import ConfigurationError
 from kconsume.failures.dead_letter import DeadLetter
 from kconsume.failures.retry import Retry
-from kconsume.failures.retry_topics import Ladder, RetryTopics
+from kconsume.failures.retry_topics import RetryChain, RetryTopics
 
 Retries: TypeAlias = Retry | RetryTopics | tuple[Retry | RetryTopics, ...]
 OnError: TypeAlias = Literal["stop", "hold", "skip"] | DeadLetter
 
 
 class Verdict(enum.Enum):
-    """The terminal action for a record."""
+    """What happens to a record that is not tried again in its place."""
 
     STOP = "stop"
     HOLD = "hold"
     SKIP = "skip"
-    BURY = "dead letter"
-    LATER = "retry topic"
+    DEAD_LETTER = "dead letter"
+    RETRY_LATER = "retry topic"
 
 
 class Policy:
-    """The person's choice for one handler."""
+    """The user's choice for one handler."""
 
     def __init__(self, on_error: OnError = "stop", retry: Retries | None = None) -> None:
+        """
+        Args:
+            on_error: the terminal action.
+            retry: a `Retry`, `RetryTopics`, or one of each in a tuple.
+        """
         if not isinstance(on_error, DeadLetter) and on_error not in ("stop", "hold", "skip"):
             raise ConfigurationError(
                 f"on_error={on_error!r} is unknown: choose 'stop', 'hold', 'skip' or DeadLetter('orders.dlq')"
             )
         self.dead_letter = on_error if isinstance(on_error, DeadLetter) else None
-        self.retry, self.retry_topics = _both(retry)
-        self._terminal = Verdict.BURY if self.dead_letter is not None else Verdict(on_error)
-        self.goes_on = self._terminal in (Verdict.SKIP, Verdict.BURY)
-        """Whether a record that fails is passed over in the end."""
-        self.holds = self._terminal is Verdict.HOLD
-        """Whether a record that fails stops only its partition."""
+        self.retry, self.retry_topics = _retry_and_topics(retry)
+        self._terminal = Verdict.DEAD_LETTER if self.dead_letter is not None else Verdict(on_error)
+        self.skips_failures = self._terminal in (Verdict.SKIP, Verdict.DEAD_LETTER)
+        """True if a record that fails is skipped in the end, with or without a dead letter."""
+        self.holds_partition = self._terminal is Verdict.HOLD
+        """True if a record that fails stops only its partition."""
 
     def __str__(self) -> str:
         if self._terminal is Verdict.STOP:
@@ -57,28 +63,33 @@ class Policy:
         return f"a record that fails {first}{end}"
 
     def pause(self, attempt: int, error: BaseException, seconds: float) -> float | None:
-        """How long to wait before the next attempt; None if there is none."""
+        """Return the seconds to wait before the next attempt in place; None if there is no next attempt.
+
+        The parameters are those of `Retry.pause`.
+        """
         return None if self.retry is None else self.retry.pause(attempt, error, seconds)
 
-    def ladder(self, topics: tuple[str, ...], group: str) -> Ladder | None:
-        """Of a handler that reads these topics, if records are tried again later."""
+    def retry_chain(self, topics: tuple[str, ...], group: str) -> RetryChain | None:
+        """Return the retry topics of a handler that reads `topics`; None if records are not tried again later."""
         if self.retry_topics is None:
             return None
         takes = (lambda _: True) if self.retry is None else self.retry.takes
-        return Ladder(topics, group, self.retry_topics.delays, takes)
+        return RetryChain(topics, group, self.retry_topics.delays, takes)
 
     def verdict(self, error: BaseException) -> Verdict:
-        """What to do with a record whose handler raised `error` and that is not tried again."""
-        return self._terminal if is_of_a_record(error) else Verdict.STOP
+        """Return what to do with a record whose handler raised `error` and that is not tried again."""
+        return self._terminal if is_record_failure(error) else Verdict.STOP
 
 
-def is_of_a_record(error: BaseException) -> bool:
-    """Whether it may be a record's fault. `sys.exit()` asks to stop, whatever the policy; and what cannot be run is
-    no record's."""
+def is_record_failure(error: BaseException) -> bool:
+    """Return True if the record may be the cause of an error.
+
+    `sys.exit()` is a request to stop under every policy. A configuration error is never caused by a record.
+    """
     return isinstance(error, Exception) and not isinstance(error, ConfigurationError)
 
 
-def _both(retry: object) -> tuple[Retry | None, RetryTopics | None]:
+def _retry_and_topics(retry: object) -> tuple[Retry | None, RetryTopics | None]:
     given = retry if isinstance(retry, tuple) else () if retry is None else (retry,)
     here = [each for each in given if isinstance(each, Retry)]
     later = [each for each in given if isinstance(each, RetryTopics)]

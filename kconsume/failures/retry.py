@@ -1,8 +1,8 @@
-"""Trying a record again in its place: how often, how long after, and for which errors.
+"""How often, after how long and for which errors a record is tried again in its place.
 
-A value: it answers what to do after a failed attempt, and waits for nothing itself. tenacity does the arithmetic, and
-any of its `stop`, `wait` and `retry` objects can be given. It is imported when a `Retry` is made: who has none does not
-pay.
+A `Retry` is a value: it returns what to do after a failed attempt, and does not wait itself. tenacity does the
+arithmetic, and a user can give any of its `stop`, `wait` and `retry` objects. tenacity is imported when a `Retry` is
+made, so that an app without one does not pay for the import.
 """
 
 from __future__ import annotations
@@ -19,22 +19,25 @@ if TYPE_CHECKING:
 
 Errors: TypeAlias = type[BaseException] | tuple[type[BaseException], ...]
 
-_HOPELESS = (ConfigurationError, DecodeError, StoreError)
-"""The same record gives the same error again. (What a store could not do is tried again by whoever has the store.)"""
+_NOT_WORTH_A_RETRY = (ConfigurationError, DecodeError, StoreError)
+"""Errors that the same record raises again. (After a store error, the runtime itself tries again.)"""
 
 
 class Retry:
     """Run the handler again on a record that failed: `Retry(attempts=5)`.
 
-    `attempts`: calls in all, the first included, or a tenacity `stop`. `wait`: seconds between two, or a tenacity
-    `wait`; by default half a second, then twice as long each time, up to 30 s, with jitter. `on`: the errors that are
-    worth it (a class, several, or a tenacity `retry`); by default all but those of decoding. `give_up_on`: those that
-    are not.
+    While a record waits, the records behind it in its partition wait too. Nothing else waits.
 
-    While a record waits, so do those behind it in its partition, and nothing else.
+    Args:
+        attempts: the number of calls, including the first one, or a tenacity `stop`.
+        wait: seconds between two calls, or a tenacity `wait`. By default half a second, then twice as long each time,
+            up to 30 s, with jitter.
+        on: the errors that are worth another attempt: a class, a tuple of classes, or a tenacity `retry`. By default
+            all errors except decoding errors.
+        give_up_on: the errors that are not worth another attempt: a class or a tuple of classes.
     """
 
-    __slots__ = ("_give_up_on", "_is_worth_it", "_on", "_said", "_stop", "_wait")
+    __slots__ = ("_give_up_on", "_given", "_is_worth_it", "_on", "_stop", "_wait")
 
     def __init__(
         self,
@@ -44,7 +47,7 @@ class Retry:
         on: Errors | Callable[[State], bool] | None = None,
         give_up_on: Errors = (),
     ) -> None:
-        self._said = (attempts, wait)
+        self._given = (attempts, wait)
         self._stop = _stop(attempts)
         self._wait = _wait(wait)
         self._on = _errors(on, "on") if on is not None and not _is_object(on) else None
@@ -52,7 +55,7 @@ class Retry:
         self._give_up_on = _errors(give_up_on, "give_up_on")
 
     def __str__(self) -> str:
-        attempts, wait = self._said
+        attempts, wait = self._given
         times = f"up to {attempts} times" if isinstance(attempts, int) else f"again ({_name(attempts)})"
         if wait is None:
             apart = "0.5 s and then twice as long each time apart, up to 30 s"
@@ -61,11 +64,16 @@ class Retry:
         return f"is tried {times}, {apart}"
 
     def __repr__(self) -> str:
-        return f"Retry({self._said[0]!r})"
+        return f"Retry({self._given[0]!r})"
 
     def pause(self, attempt: int, error: BaseException, seconds: float) -> float | None:
-        """How long to wait after attempt number `attempt`, the first being 1, has failed, `seconds` after the first
-        failure; None to give up."""
+        """Return the seconds to wait before the next attempt; None if there is no next attempt.
+
+        Args:
+            attempt: the number of the attempt that failed, counted from 1.
+            error: the error that it raised.
+            seconds: how long ago the first attempt failed.
+        """
         state = _state(attempt, error, seconds)
         if not self._worth_it(state, error):
             return None
@@ -73,7 +81,7 @@ class Retry:
         return None if self._stop(state) else pause
 
     def takes(self, error: BaseException) -> bool:
-        """Whether an error is one of those that are worth another attempt."""
+        """True if an error is worth another attempt."""
         return self._worth_it(_state(1, error, 0.0), error)
 
     def _worth_it(self, state: State, error: BaseException) -> bool:
@@ -83,7 +91,7 @@ class Retry:
             return bool(self._is_worth_it(state))
         if self._on is not None:
             return isinstance(error, self._on)
-        return not isinstance(error, _HOPELESS)
+        return not isinstance(error, _NOT_WORTH_A_RETRY)
 
 
 def _stop(attempts: object) -> Any:
@@ -95,16 +103,16 @@ def _stop(attempts: object) -> Any:
         return tenacity.stop_after_attempt(attempts)
     if _never_ends(attempts):
         raise ConfigurationError(
-            f"Retry({_name(attempts).removeprefix('_')}) never ends, and one bad record would hold its partition for "
+            f"Retry({_name(attempts).removeprefix('_')}) never ends, so one bad record would hold its partition for "
             f"ever: give a number of attempts, or stop_after_delay(seconds)"
         )
     if not callable(attempts) or isinstance(attempts, type):
-        raise ConfigurationError(f"Retry(attempts={attempts!r}) is no number: write Retry(attempts=5)")
+        raise ConfigurationError(f"Retry(attempts={attempts!r}) must be a whole number: write Retry(attempts=5)")
     return attempts
 
 
 def _never_ends(stop: object) -> bool:
-    """As far as tenacity's own objects tell."""
+    """Return True if a stop condition never holds. Only tenacity's own objects are examined."""
     import tenacity
 
     if isinstance(stop, tenacity.stop_any | tenacity.stop_all):
@@ -124,10 +132,12 @@ def _wait(wait: object) -> Any:
         return tenacity.wait_exponential(multiplier=0.5, max=30.0) + tenacity.wait_random(0, 0.25)
     if isinstance(wait, int | float) and not isinstance(wait, bool):
         if not 0 <= wait < float("inf"):
-            raise ConfigurationError(f"Retry(wait={wait!r}) is no time to wait: give seconds, 0 or more")
+            raise ConfigurationError(f"Retry(wait={wait!r}) must be a number of seconds, 0 or more: write wait=1.0")
         return tenacity.wait_fixed(wait)
     if not callable(wait) or isinstance(wait, type):
-        raise ConfigurationError(f"Retry(wait={wait!r}) is no time to wait: give seconds, or a tenacity wait")
+        raise ConfigurationError(
+            f"Retry(wait={wait!r}) must be a number of seconds, or a wait of tenacity: write wait=1.0"
+        )
     return wait
 
 

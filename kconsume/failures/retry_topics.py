@@ -1,9 +1,10 @@
-"""Records that are tried again later, by way of topics of their own: `RetryTopics`, and the ladder of one handler.
+"""Records that are tried again later, by way of retry topics: `RetryTopics`, and the retry chain of one handler.
 
     orders ──► orders.inventory.retry.1 ──► orders.inventory.retry.2 ──► … ──► the terminal action
 
-A record that fails goes to the next rung with the time before which it must not be tried; the group's own handler reads
-the rungs as well, and waits there. Values and names: sending is `runtime/mail.py`'s, waiting is `runtime/course.py`'s.
+A record that fails goes to the next topic of the chain, with the time before which it must not be tried. The group's
+own handler reads the retry topics as well, and waits there. This module has the names, the times and the decision.
+`_runtime/output/publisher.py` sends, and `_runtime/processing/rules.py` waits.
 """
 
 from __future__ import annotations
@@ -11,24 +12,30 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
+from kconsume._kafka.outgoing import is_topic_name
 from kconsume.errors import ConfigurationError, DecodeError, StoreError
-from kconsume.failures.letters import Rung, is_number, read_marks, redrive_topic
-from kconsume.output import is_topic_name
+from kconsume.failures.letter_headers import RetryTarget, is_number, read_added_headers, redrive_topic
 from kconsume.records import Message
 
-_HOPELESS = (ConfigurationError, DecodeError, StoreError)
-"""The same record gives the same error again, however late it is."""
+_NOT_WORTH_A_RETRY = (ConfigurationError, DecodeError, StoreError)
+"""Errors that the same record raises again, however long it waits."""
 _LONGEST = 7 * 24 * 3600.0
 _LATEST = 2 * _LONGEST
-"""Seconds from now: what is due later was not written by a ladder, however wrong its clock was."""
+"""Seconds from now. No retry chain wrote a record that is due later, however wrong the clock of its writer was."""
+_MARK_UNIT = 0.001
+"""Seconds. The time in the header is rounded up to a multiple of this unit."""
 _MOST_NAME = 249
 
 
 class RetryTopics:
-    """Try a record that failed again after a while, and let those behind it go on: `RetryTopics(delays=(5, 60, 600))`.
+    """Try a failed record again later, and do not hold up the records behind it: `RetryTopics(delays=(5, 60, 600))`.
 
-    One topic for each delay, in seconds: `<topic>.<group>.retry.<n>`. The record loses its place in the order.
+    There is one topic for each delay: `<topic>.<group>.retry.<n>`. The record loses its place in the order.
+
+    Args:
+        delays: seconds before each further attempt, above 0 and at most 7 days each.
     """
 
     __slots__ = ("delays",)
@@ -37,7 +44,7 @@ class RetryTopics:
         given = tuple(delays) if isinstance(delays, tuple | list) else ()
         if not given or not all(_is_delay(delay) for delay in given):
             raise ConfigurationError(
-                f"RetryTopics(delays={delays!r}) says not when: give seconds above 0, at most a week each, as in "
+                f"RetryTopics(delays={delays!r}): delays must be seconds, above 0 and at most 7 days each, as in "
                 f"delays=(5, 60, 600)"
             )
         self.delays = tuple(map(float, given))
@@ -56,62 +63,88 @@ def _is_delay(delay: object) -> bool:
 
 
 def retry_topic(topic: str, group: str, number: int) -> str:
+    """Return the name of a topic's retry topic for this group. `number` is counted from 1."""
     return f"{topic}.{group}.retry.{number}"
 
 
 @dataclass(frozen=True, slots=True)
-class Ladder:
-    """The rungs of one handler in its group."""
+class Moment:
+    """One moment on two clocks. A wait that has begun uses the steady clock, because the wall clock may be set forward
+    or back."""
+
+    wall: float
+    steady: float
+
+    @classmethod
+    def now(cls) -> Self:
+        return cls(time.time(), time.monotonic())
+
+
+@dataclass(frozen=True, slots=True)
+class RetryChain:
+    """The retry topics of one handler in its group, in the order in which a record passes them."""
 
     topics: tuple[str, ...]
-    """Those that the handler reads by itself."""
+    """The topics that the user named for the handler."""
     group: str
     delays: tuple[float, ...]
     is_worth_it: Callable[[BaseException], bool] = lambda _: True
-    """What the handler's `Retry` says of an error, if it has one."""
+    """True if the handler's `Retry` takes an error, or there is no `Retry`."""
 
     def __post_init__(self) -> None:
-        for name, topic in self.rungs.items():
+        for name, topic in self.retry_topics.items():
             if not is_topic_name(name):
                 room = _MOST_NAME - len(name) + len(self.group)
                 fix = f"give the handler a group= of at most {room} of a-z A-Z 0-9 . _ -"
                 if room < 1 or not is_topic_name(topic):
                     fix = f"{topic!r} leaves no room for one, so use Retry(...)"
-                raise ConfigurationError(f"{name!r} would be the name of a retry topic, and is none: {fix}")
-        if twice := set(self.rungs) & set(self.topics):
+                raise ConfigurationError(f"{name!r} would be the name of a retry topic, and is no topic name: {fix}")
+        if twice := set(self.retry_topics) & set(self.topics):
             raise ConfigurationError(
-                f"the handler reads {sorted(twice)[0]!r}, which is one of its own retry topics, so a record would go "
-                f"round for ever: leave it out, it is read anyway"
+                f"the handler reads {sorted(twice)[0]!r}, which is one of its own retry topics, so a failed record "
+                f"would be retried without end: remove that topic, kconsume reads it anyway"
             )
 
     @property
-    def rungs(self) -> dict[str, str]:
-        """The names of all, each with the topic that it belongs to."""
+    def retry_topics(self) -> dict[str, str]:
+        """The names of all retry topics, each with the topic that it belongs to."""
         numbers = range(1, len(self.delays) + 1)
         return {retry_topic(topic, self.group, number): topic for topic in self.topics for number in numbers}
 
     def number_of(self, topic: str) -> int:
-        """Of a rung; 0 for the topics themselves."""
-        return 0 if topic not in self.rungs else int(topic.rpartition(".")[2])
+        """Return the place of a retry topic in the chain, counted from 1; 0 for any other topic."""
+        return 0 if topic not in self.retry_topics else int(topic.rpartition(".")[2])
 
-    def next(self, topic: str, error: BaseException) -> Rung | None:
-        """Where a record of this topic goes that failed with `error`; None if nowhere."""
+    def next(self, topic: str, error: BaseException) -> RetryTarget | None:
+        """Return the next retry topic of a record of `topic` that failed with `error`; None if there is none."""
         number = self.number_of(topic)
-        if number == len(self.delays) or not isinstance(error, Exception) or isinstance(error, _HOPELESS):
+        if number == len(self.delays) or not isinstance(error, Exception) or isinstance(error, _NOT_WORTH_A_RETRY):
             return None
         if not self.is_worth_it(error):
             return None
         due = time.time() + self.delays[number]
-        return Rung(retry_topic(self._home(topic), self.group, number + 1), number + 1, due)
+        return RetryTarget(retry_topic(self._source_of(topic), self.group, number + 1), number + 1, due)
 
-    def _home(self, topic: str) -> str:
-        """The topic that a rung belongs to, or that a record was sent back for."""
+    def _source_of(self, topic: str) -> str:
+        """Return the topic that a retry topic or a re-drive topic belongs to; any other topic is returned unchanged."""
         sent_back = {redrive_topic(each, self.group): each for each in self.topics}
-        return self.rungs.get(topic) or sent_back.get(topic, topic)
+        return self.retry_topics.get(topic) or sent_back.get(topic, topic)
 
-    def seconds_left(self, message: Message) -> float:
-        """Until a record on a rung may be tried; 0 if it may."""
-        due = read_marks(tuple((name, value or b"") for name, value in message.headers() or ())).get("due", "")
-        # Anybody can write such a header, and what is no time, or one in a thousand years, must not hold the partition.
-        left = int(due) / 1000 - time.time() if is_number(due, 2**63) else 0.0
-        return left if 0.0 < left <= _LATEST else 0.0
+    def seconds_left(self, message: Message, since: Moment) -> float:
+        """Return the seconds until a record of a retry topic may be tried; 0 if it may be tried now.
+
+        Args:
+            message: the record.
+            since: a moment at which the record was already in the topic.
+        """
+        due = read_added_headers(tuple((name, value or b"") for name, value in message.headers() or ())).get("due", "")
+        # Anybody can write such a header. A value that is no time, or a time in a thousand years, must not hold the
+        # partition.
+        until = int(due) / 1000 if is_number(due, 2**63) else 0.0
+        if not 0.0 < until - since.wall <= _LATEST:
+            return 0.0
+        # The record failed before `since`, so waiting for the topic's delay from then on is enough, even if the wall
+        # clock was set back meanwhile.
+        longest = self.delays[self.number_of(message.topic()) - 1] + _MARK_UNIT
+        steady = min(until + (since.steady - since.wall), since.steady + longest)
+        return max(0.0, steady - time.monotonic())

@@ -1,13 +1,13 @@
-"""Rebalances as people meet them: listeners, assignors, the coordinator on a store.
+"""What users need for rebalances: listeners, assignors, state for each partition, and the history of rebalances.
 
-The protocol with the broker is not here: it is told, from start to end, in `kconsume/runtime/source.py`.
+The protocol with the broker is in `kconsume/_kafka/consumer.py`, which describes a rebalance from start to end.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kconsume.lazy import lazily
+from kconsume._lazy import lazily
 
 if TYPE_CHECKING:
     from kconsume.rebalance.assignors import (
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
         skew,
         step_towards,
     )
+    from kconsume.rebalance.events import History, Rebalance, Statistics
     from kconsume.rebalance.listeners import RebalanceListener
-    from kconsume.rebalance.record import History, Rebalance, Statistics
-    from kconsume.rebalance.state import AsyncPartitionState, PartitionState
+    from kconsume.rebalance.partition_state import AsyncPartitionState, PartitionState
 
 __all__ = [
     "ASSIGNORS",
@@ -47,13 +47,13 @@ __all__ = [
     "step_towards",
 ]
 
-_HOMES = dict.fromkeys(__all__, "assignors") | {
-    "AsyncPartitionState": "state",
-    "History": "record",
-    "PartitionState": "state",
-    "Rebalance": "record",
-    "RebalanceListener": "listeners",
-    "Statistics": "record",
+_MODULES = dict.fromkeys(__all__, "kconsume.rebalance.assignors") | {
+    "AsyncPartitionState": "kconsume.rebalance.partition_state",
+    "History": "kconsume.rebalance.events",
+    "PartitionState": "kconsume.rebalance.partition_state",
+    "Rebalance": "kconsume.rebalance.events",
+    "RebalanceListener": "kconsume.rebalance.listeners",
+    "Statistics": "kconsume.rebalance.events",
 }
 
-__getattr__, __dir__ = lazily(__name__, _HOMES, globals())
+__getattr__, __dir__ = lazily(__name__, _MODULES, globals())

@@ -1,12 +1,12 @@
-"""Who gets which partition: pure functions over members and partitions, with the same answer on every member.
+"""Assigns partitions to members: pure functions of members and partitions, with the same result on every member.
 
-    range                 each topic by itself, in consecutive ranges
+    range                 each topic separately, in consecutive ranges
     roundrobin            all partitions of all topics, one after the other
-    sticky                as even as can be, and everybody keeps what can be kept
-    cooperative-sticky    the same answer, reached in two steps: what moves is given up first (`step_towards`)
+    sticky                as even as possible; each member keeps as many of its partitions as possible
+    cooperative-sticky    the same result in two steps: partitions that move are given up first (`step_towards`)
 
-Members subscribe to topics of their own; a partition of a topic that nobody wants is in no answer. No clock, no I/O and
-no group: who the members are, and what becomes of the answer, is the caller's business.
+Each member subscribes to its own topics. A partition whose topic no member subscribes to is not assigned. No clock, no
+I/O and no group: the caller passes the members, and applies the result.
 """
 
 from __future__ import annotations
@@ -24,22 +24,31 @@ from kconsume.records import Partition
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One consumer of a group, as an assignor sees it."""
+    """One consumer of a group, as an assignor sees it.
+
+    Args:
+        id: the member id of Kafka.
+        topics: the topics that it subscribes to.
+        metadata: given by the user: `App(member={"region": "eu"})`.
+        owned: the partitions that it owns now.
+    """
 
     id: str
     topics: frozenset[str] = frozenset()
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """What the person said of it: `App(member={"region": "eu"})`."""
     owned: tuple[Partition, ...] = ()
-    """What it has now."""
 
 
 Assignment: TypeAlias = Mapping[str, Sequence[Partition]]
+"""The partitions of each member, by member id."""
 Assignor: TypeAlias = Callable[[Sequence[Member], Sequence[Partition]], Assignment]
+"""Called with all members of the group and all partitions of their topics. Must be pure: every member must compute the
+same result."""
 
 
 def assign_ranges(members: Sequence[Member], partitions: Sequence[Partition]) -> Assignment:
-    """Each topic's partitions in ranges, in the order of the members' ids; the first ones get one more."""
+    """Assign each topic in consecutive ranges, in the order of the member ids. If the shares are uneven, the first
+    members get one partition more."""
     given: dict[str, list[Partition]] = {member.id: [] for member in members}
     for topic, same in groupby(sorted(set(partitions)), key=lambda p: p.topic):
         chosen = list(same)
@@ -56,7 +65,7 @@ def assign_ranges(members: Sequence[Member], partitions: Sequence[Partition]) ->
 
 
 def assign_in_turn(members: Sequence[Member], partitions: Sequence[Partition]) -> Assignment:
-    """Partition after partition to the next member that wants its topic."""
+    """Assign each partition to the next member that subscribes to its topic."""
     ordered = sorted(members, key=lambda member: member.id)
     given: dict[str, list[Partition]] = {member.id: [] for member in members}
     turn = 0
@@ -71,28 +80,28 @@ def assign_in_turn(members: Sequence[Member], partitions: Sequence[Partition]) -
 
 
 def assign_stickily(members: Sequence[Member], partitions: Sequence[Partition]) -> Assignment:
-    """As even as the subscriptions allow; what a member has it keeps, unless that would be more than its share.
+    """Assign as evenly as the subscriptions allow. A member keeps its partitions, unless it has more than its share.
 
-    What has to move is dealt out last, over what everybody has by then. A cooperative group does so really, in its
-    second round, and must come to the same answer there.
+    Partitions that must move are assigned last, when the load of every member is known. A cooperative group assigns
+    them in its second round, and must compute the same result there.
     """
     target = _Shares(members, partitions).even()
     settled = step_towards(target, members)
     while True:
         target = _Shares([replace(m, owned=tuple(settled[m.id])) for m in members], partitions).even()
-        # What is settled stays, so that it can only grow: this ends.
+        # A settled partition stays settled, so the set only grows and the loop ends.
         if (further := step_towards(target, members)) == settled:
             return target
         settled = further
 
 
 class _Shares:
-    """What each member has while an even assignment is looked for.
+    """The partitions of each member while an even assignment is computed.
 
-    A partition may have to go a long way round: from one with three to one with two, who gives another, which the first
-    does not want, to one with a single one. Where no such path is left from a member to one with at least two
-    partitions fewer, no assignment is more even (Harvey et al., "Semi-matchings for bipartite graphs and load
-    balancing").
+    A move may need a path of several members. For example, member A has three partitions, B has two and C has one. A
+    gives a partition to B, and B gives C a partition of a topic that A does not subscribe to. If no path leads from a
+    member to a member with at least two partitions fewer, no assignment is more even (Harvey et al., "Semi-matchings
+    for bipartite graphs and load balancing").
     """
 
     def __init__(self, members: Sequence[Member], partitions: Sequence[Partition]) -> None:
@@ -101,14 +110,15 @@ class _Shares:
         self._has: dict[str, set[Partition]] = {}
         self._free = set(partitions)
         for member in ordered:
-            # Of two who say that they have it, one has not heard yet that it lost it. Which one cannot be told here.
+            # If two members report the same partition, one of them does not know yet that it lost the partition. It is
+            # unknown here which member that is.
             self._has[member.id] = {p for p in member.owned if p in self._free and p.topic in member.topics}
             self._free -= self._has[member.id]
         self._kept = {member: set(has) for member, has in self._has.items()}
 
     def even(self) -> Assignment:
         self._place_free()
-        # What nobody had is moved about first: then nothing moves that need not.
+        # Partitions that had no owner are moved first, so that no owned partition moves without need.
         for also_kept in (False, True):
             while (path := self._path(also_kept)) is not None:
                 self._pass_on(path, also_kept)
@@ -119,13 +129,14 @@ class _Shares:
             topic: [member for member, topics in self._topics.items() if topic in topics]
             for topic in {p.topic for p in self._free}
         }
-        # Those that fewest can take first, or their only takers would be full by then.
+        # The partitions with the fewest possible takers come first: later, these takers would have their full share.
         for partition in sorted(self._free, key=lambda p: (len(takers[p.topic]), p)):
             if takers[partition.topic]:
                 self._has[min(takers[partition.topic], key=self._load)].add(partition)
 
     def _path(self, also_kept: bool) -> list[str] | None:
-        """Members of whom each can give one to the next, from one to another that has at least two fewer."""
+        """A path of members, on which each member can give a partition to the next. The last member has at least two
+        partitions fewer than the first."""
         lightest_first = sorted(self._topics, key=self._load)
         for giver in sorted(self._topics, key=self._load, reverse=True):
             if self._load(giver) - self._load(lightest_first[0]) < 2:
@@ -136,7 +147,7 @@ class _Shares:
         return None
 
     def _path_from(self, giver: str, lightest_first: Sequence[str], also_kept: bool) -> list[str] | None:
-        """The shortest: the fewest partitions move."""
+        """The shortest path, so that the fewest partitions move."""
         before: dict[str, str | None] = {giver: None}
         reached = deque([giver])
         while reached:
@@ -152,7 +163,8 @@ class _Shares:
         return None
 
     def _pass_on(self, path: Sequence[str], also_kept: bool) -> None:
-        """From the end, so that nobody passes on what it has just got."""
+        """Move one partition along each step of the path. Begins at the end, so that no member passes on a partition
+        that it has just received."""
         for giver, taker in reversed(list(pairwise(path))):
             wanted = (p for p in self._movable(giver, also_kept) if p.topic in self._topics[taker])
             partition = min(wanted, key=lambda p: (p in self._kept[giver], p))
@@ -176,27 +188,27 @@ def _way_to(last: str, before: Mapping[str, str | None]) -> list[str]:
 
 
 def step_towards(target: Assignment, members: Iterable[Member]) -> Assignment:
-    """What may be assigned at once on the way to `target`: not what another member still has. That one gives it up when
-    it sees this, and the next round gives it away."""
+    """The part of `target` that may be assigned at once: every partition except those that another member still owns.
+    The other member gives these up when it sees this assignment, and the next round assigns them."""
     owners = _owners(members)
     return {member: [p for p in given if owners.get(p, {member}) == {member}] for member, given in target.items()}
 
 
 def moved(members: Iterable[Member], target: Assignment) -> set[Partition]:
-    """The partitions that somebody has now and somebody else gets."""
+    """The partitions that one member owns now and another member gets."""
     owners = _owners(members)
     return {p for member, given in target.items() for p in given if member not in owners.get(p, {member})}
 
 
 def skew(assignment: Assignment) -> float:
-    """By how much the largest share is above an even one: 0.5 for three partitions where two would be even."""
+    """The excess of the largest share over an even share: 0.5 for three partitions if two would be even."""
     shares = [len(given) for given in assignment.values()]
     even = math.ceil(sum(shares) / len(shares)) if shares else 0
     return max(shares) / even - 1 if even else 0.0
 
 
 def _owners(members: Iterable[Member]) -> dict[Partition, set[str]]:
-    """All who say that they have it: one of them may not have heard yet that it lost it."""
+    """All members that report each partition. One of them may not know yet that it lost the partition."""
     owners: dict[Partition, set[str]] = {}
     for member in members:
         for partition in member.owned:
@@ -213,6 +225,7 @@ ASSIGNORS: Mapping[str, Assignor] = {
 
 
 def assignor_named(name: str) -> Assignor:
+    """The built-in assignor of this name. Raises `ConfigurationError` for another name."""
     try:
         return ASSIGNORS[name]
     except KeyError:

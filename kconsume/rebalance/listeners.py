@@ -1,7 +1,7 @@
-"""What people write to hear of rebalances: functions, and objects with up to three methods.
+"""Rebalance listeners of users: functions, and objects with up to three methods.
 
-Read once, when they are declared: what could not be called is refused there, with the fix. Nothing here calls a
-listener; when and in which order that happens is told in `kconsume/runtime/source.py`.
+A listener is read once, when it is declared. If it cannot be called, the declaration raises an error with the fix. This
+module never calls a listener: `_runtime.assignment.listener_calls` does, at the times that `_kafka.consumer` describes.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kconsume.annotations import hints_of
-from kconsume.decoding import bare, is_union, text_of
+from kconsume._handlers.annotations import bare, hints_of, is_union, text_of
 from kconsume.errors import InvalidHandler
-from kconsume.rebalance.record import Rebalance
+from kconsume.rebalance.events import Rebalance
 from kconsume.records import Partition
 
 Event = Literal["assigned", "revoked", "lost"]
@@ -27,37 +26,60 @@ _FIX_OR_TWO = f"{_FIX}, or with a second parameter, rebalance: Rebalance"
 
 
 class RebalanceListener:
-    """Hears of rebalances once `app.listen` has it. Override what you want to hear of; the others are not called.
+    """A listener for `app.listen(...)`. Override the methods that you need; the others are not called.
 
-    Each may be `def` or `async def`, and may leave `rebalance` out (a type checker then wants a class that does not
-    inherit from this one, which does as well). They are called one after the other, off the polling thread, and must
-    end inside the rebalance's budget. What one raises is reported, and harms neither the assignment nor the others.
+    A method may be `def` or `async def`. A method may omit the parameter `rebalance`. A type checker then accepts only
+    a class that does not inherit from this class; such a class works as well. Listeners are called one after the other,
+    never on the polling thread. They must end within the budget of the rebalance; otherwise the rebalance continues
+    without them. An exception of a listener is logged; it changes neither the assignment nor the calls of other
+    listeners.
     """
 
     def on_assigned(self, partitions: Sequence[Partition], rebalance: Rebalance) -> Awaitable[None] | None:
-        """These are ours now; none of their records has been handled by us yet."""
+        """Called when this consumer owns new partitions, before it handles their first record.
+
+        Args:
+            partitions: the new partitions.
+            rebalance: the rebalance that brought them.
+        """
 
     def on_revoked(self, partitions: Sequence[Partition], rebalance: Rebalance) -> Awaitable[None] | None:
-        """These are being given up: what ran of them has ended and is committed, and nobody else has them yet."""
+        """Called when partitions are being given up. Their handlers have ended and their offsets are committed. No
+        other consumer owns the partitions yet.
+
+        Args:
+            partitions: the revoked partitions.
+            rebalance: the rebalance that takes them.
+        """
 
     def on_lost(self, partitions: Sequence[Partition], rebalance: Rebalance) -> Awaitable[None] | None:
-        """Others have these already, and nothing was committed. What is written now may overwrite what they wrote."""
+        """Called when other consumers already own the partitions. Nothing was committed. A write now may overwrite data
+        of the new owner.
+
+        Args:
+            partitions: the lost partitions.
+            rebalance: the rebalance that took them.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A function, and how it is called."""
+    """A listener function, and how to call it.
+
+    Args:
+        function: called with the partitions, and with the rebalance if `takes_rebalance`, both by position.
+        is_async: True if it returns a coroutine.
+    """
 
     name: str
     event: Event
     function: Callable[..., Any]
-    """Gets the partitions, and the rebalance if it takes it, both by position."""
     is_async: bool
-    """Whether it returns a coroutine, to be awaited."""
     takes_rebalance: bool
 
 
 def read_listener(function: Callable[..., object], event: Event) -> Listener:
+    """How to call this function. Raises `InvalidHandler` if it cannot be called."""
     name = _name_of(function)
     if inspect.isclass(function) or not callable(function):
         raise InvalidHandler(
@@ -78,14 +100,14 @@ def read_listener(function: Callable[..., object], event: Event) -> Listener:
 
 
 def listeners_of(listener: object) -> list[Listener]:
-    """Those methods of a `RebalanceListener` that are overridden, or those that any other object has."""
+    """The overridden methods of a `RebalanceListener`, or the `on_…` methods that another object has."""
     kind = listener.__name__ if inspect.isclass(listener) else type(listener).__name__
     if inspect.isclass(listener):
         raise InvalidHandler(f"app.listen needs an object, and got the class {kind}: write app.listen({kind}(...))")
     found = [read_listener(method, event) for event in _EVENTS if (method := _method(listener, event)) is not None]
     if not found:
         raise InvalidHandler(
-            f"{kind} has none of on_assigned, on_revoked and on_lost, so it would hear nothing: give it one, as in "
+            f"{kind} has none of on_assigned, on_revoked and on_lost, so it would never be called: give it one, as in "
             f"def on_assigned(self, partitions: Sequence[Partition], rebalance: Rebalance) -> None, or decorate a "
             f"function with @app.on_assigned"
         )
@@ -98,11 +120,11 @@ def _method(listener: object, event: Event) -> Callable[..., object] | None:
     return None if inherited else method
 
 
-# What was given
+# The function
 
 
 def _name_of(function: object) -> str:
-    """As a person would find it: `moved`, or `Stock.on_assigned` for a method of an object."""
+    """`moved`, or `Stock.on_assigned` for a method of an object."""
     if isinstance(function, functools.partial):
         return _name_of(function.func)
     if inspect.ismethod(function) and not inspect.isclass(function.__self__):
@@ -139,9 +161,9 @@ def _check_code(function: Callable[..., object], written: Callable[..., object],
                 f"the listener {name} is a generator, so calling it would do nothing: remove the yield"
             )
     if _is_async(innermost) and not _is_async(written):
-        # It hands the coroutine back, and who calls a plain function awaits nothing.
+        # Such a function returns the coroutine, and the caller of a plain function does not await it.
         raise InvalidHandler(
-            f"the listener {name} is async behind a decorator that is not: write the decorator's inner function as "
+            f"the listener {name} is async, and its decorator is not: write the decorator's inner function as "
             f"async def too"
         )
 
@@ -150,7 +172,7 @@ def _check_code(function: Callable[..., object], written: Callable[..., object],
 
 
 def _parameters(function: Callable[..., object], name: str) -> list[inspect.Parameter]:
-    """Those that can be given by position, at least one."""
+    """The parameters that can be passed by position, at least one."""
     try:
         every = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
@@ -161,7 +183,7 @@ def _parameters(function: Callable[..., object], name: str) -> list[inspect.Para
     for parameter in every:
         if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty:
             raise InvalidHandler(
-                f"the listener {name} takes {parameter.name!r} by name only, and gets what it gets by position: {_FIX}"
+                f"the listener {name} takes {parameter.name!r} by name only, but gets its arguments by position: {_FIX}"
             )
     required = [p for p in by_position if _is_required(p)]
     if not by_position:
@@ -191,7 +213,8 @@ def _check_partitions(first: inspect.Parameter, written: Callable[..., object], 
 
 
 def _takes_rebalance(parameters: Sequence[inspect.Parameter], written: Callable[..., object], name: str) -> bool:
-    """A second parameter with a default may be the person's own: it is ours by its name or by its type."""
+    """Whether the second parameter gets the rebalance. A parameter with a default may be for another purpose, so it
+    gets the rebalance only if its name or its type says so."""
     if parameters[0].kind is inspect.Parameter.VAR_POSITIONAL:
         return True
     if len(parameters) == 1:
@@ -222,7 +245,8 @@ def _asks_for_rebalance(second: inspect.Parameter, written: Callable[..., object
 
 
 def _hints_if_readable(written: Callable[..., object], name: str) -> dict[str, object]:
-    """Nothing is decided by these annotations. One that exists for the type checker only is not judged."""
+    """The annotations; none if one of them exists only for the type checker. Annotations are only checked; nothing else
+    depends on them."""
     try:
         return hints_of(written, f"the listener {name}", "it says what the listener gets")
     except InvalidHandler:
@@ -238,7 +262,7 @@ def _may_be_partitions(hint: object) -> bool:
 
 
 def _may_be(hint: object, *kinds: type) -> bool:
-    """Whether something of one of these kinds can be what the hint says. A hint that is no class is not judged."""
+    """Whether a value of one of these kinds fits the hint. True for a hint that is not a class."""
     hint = bare(hint)
     if is_union(hint):
         return any(_may_be(member, *kinds) for member in typing.get_args(hint))

@@ -1,10 +1,10 @@
-"""The jars of Spark's Kafka connector: which ones go with a PySpark, and how they are had.
+"""The jars of Spark's Kafka connector: their versions, and how to fetch them.
 
-`python -m kconsume.spark.jars` fetches them by name, and prints what `spark.jars` has to be. The pins are here and
-nowhere else. The sink needs none of them. Importing this imports neither Spark nor pyarrow.
+`python -m kconsume.spark.jars` fetches them by name and prints the value of `spark.jars`. Streaming queries need these
+jars; the sink does not. Importing this module imports neither Spark nor pyarrow.
 
-Each is fetched alone: the token provider has no release of its own for every connector, so what Maven or
-`spark.jars.packages` resolve by themselves for the connector of 4.2 is not there to be had.
+Each jar is fetched alone. The token provider was not released for every version of the connector, so Maven and
+`spark.jars.packages` cannot resolve the dependencies of the connector of 4.2.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from kconsume.errors import ConfigurationError, MissingExtra, ServiceUnavailable
 from kconsume.testing.services.jars import fetched_jars
 
 OLDEST, BEFORE = (4, 2), (4, 4)
-"""The versions of PySpark that this was run with: from the first, below the second."""
+"""The versions of PySpark with which kconsume was tested: from the first up to but not including the second."""
 
 FETCH = "python -m kconsume.spark.jars"
 
 
 @dataclass(frozen=True, slots=True)
 class Jar:
-    """A jar, with a class that is in it and in no other."""
+    """A jar of the connector."""
 
     coordinate: str
-    holds: str
+    class_name: str
+    """A class that only this jar has."""
 
 
 CONNECTOR = (
@@ -40,11 +41,11 @@ CONNECTOR = (
     Jar("org.apache.kafka:kafka-clients:3.9.2", "org.apache.kafka.clients.consumer.KafkaConsumer"),
     Jar("org.apache.commons:commons-pool2:2.13.1", "org.apache.commons.pool2.impl.GenericKeyedObjectPool"),
 )
-"""The one list that was run, on PySpark 4.2.0, 4.2.1 and 4.3.0: their connectors are those of 4.2."""
+"""The jars that were tested, on PySpark 4.2.0, 4.2.1 and 4.3.0: the connector of 4.2 serves all of them."""
 
 
 def pyspark_version() -> str:
-    """The installed one; refused if it is none that this was run with."""
+    """The installed version. Raises if PySpark is missing, or if kconsume was not tested with its version."""
     try:
         version = importlib.metadata.version("pyspark")
     except importlib.metadata.PackageNotFoundError as error:
@@ -71,12 +72,12 @@ def connector_jars() -> list[Path]:
         return sorted(fetched_jars(coordinates, "spark-kafka-4.2.0").iterdir())
     except ServiceUnavailable as error:
         raise ConfigurationError(
-            f"{error} They can also be put into spark.jars by hand: {all_coordinates()}"
+            f"{error} You can also download them and list them in spark.jars: {all_coordinates()}"
         ) from error
 
 
 def spark_jars() -> str:
-    """The same as a value for `spark.jars`."""
+    """The value of `spark.jars`; fetches the jars on first use."""
     return ",".join(map(str, connector_jars()))
 
 

@@ -1,7 +1,7 @@
-"""A Spark session: opened once, with what has to be right for it checked first, in words that say what to do.
+"""Opens a Spark session, and checks what kconsume needs: PySpark, Java, the executors' Python, the connector.
 
-A session that is there is taken as it is. Nothing here reads or writes data; the one stream that is opened, to see
-whether the Kafka connector fits, reads nothing.
+An existing session is used as it is. Nothing here reads or writes data: the stream that checks the Kafka connector
+reads no record.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from kconsume.errors import ConfigurationError
-from kconsume.spark import jars
-from kconsume.spark.java import home_of, spark_java
+from kconsume.spark import jars, jvm
+from kconsume.spark.java_home import home_of, spark_java
 
 if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql import SparkSession
 
 STACK = "-Xss8m"
-"""When a query is stopped, Spark runs a regular expression over a long message, and the usual stack overflows."""
+"""The JVM's stack size. When a query is stopped, Spark runs a regular expression over a long message, and overflows a
+stack of the default size."""
 
 
 def open_session(
@@ -32,14 +33,20 @@ def open_session(
     settings: Mapping[str, str] | None = None,
     connector: bool = False,
 ) -> SparkSession:
-    """The session of this process, or a new one. `connector`: with the jars of Spark's Kafka source, fetched by name
-    on first use. A session that is there keeps its settings; whoever opened it closes it."""
+    """The session of this process, or a new one. The caller must close a session that this call opened.
+
+    Args:
+        name: the name of the application.
+        master: the cluster, such as `"spark://host:7077"`.
+        settings: more settings of Spark. An existing session keeps its own.
+        connector: True for the jars of Spark's Kafka source, which are downloaded on first use.
+    """
     jars.pyspark_version()
     from pyspark.sql import SparkSession
 
-    there = current_session()
-    if there is not None:
-        return there
+    existing = current_session()
+    if existing is not None:
+        return existing
     builder = SparkSession.builder.appName(name)
     if master is not None:
         builder = builder.master(master)
@@ -47,13 +54,15 @@ def open_session(
         builder = builder.config(key, value)
     with _java():
         session = builder.getOrCreate()
-    _share_python(session)
+    _use_driver_python(session)
     return session
 
 
-def _share_python(session: SparkSession) -> None:
-    """Executors on this machine run the driver's Python. By default PySpark starts `python3` of the PATH, which is
-    another one where the virtual environment is not activated; `spark.pyspark.python` it reads under spark-submit only.
+def _use_driver_python(session: SparkSession) -> None:
+    """Let executors on this machine run the driver's Python.
+
+    By default PySpark starts `python3` of the PATH, which is another Python if the virtual environment is not
+    activated. PySpark reads `spark.pyspark.python` only under spark-submit.
     """
     if is_connect(session) or "PYSPARK_PYTHON" in os.environ:
         return
@@ -63,7 +72,7 @@ def _share_python(session: SparkSession) -> None:
 
 
 def current_session() -> SparkSession | None:
-    """That of this process, whichever thread has opened it."""
+    """The session of this process, opened on any thread; None without one."""
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
@@ -85,11 +94,9 @@ def _settings(given: Mapping[str, str], connector: bool) -> dict[str, str]:
 
 @contextmanager
 def _java() -> Iterator[None]:
-    """While Spark starts its Java, `JAVA_HOME` is one that will do."""
-    from pyspark import SparkContext
-
-    if SparkContext._gateway is not None or "SPARK_REMOTE" in os.environ:
-        yield  # it runs already, or elsewhere
+    """In the block, where Spark starts its JVM, `JAVA_HOME` is a Java that Spark runs on."""
+    if jvm.is_started() or "SPARK_REMOTE" in os.environ:
+        yield
         return
     before = os.environ.get("JAVA_HOME")
     os.environ["JAVA_HOME"] = str(home_of(spark_java()))
@@ -103,19 +110,33 @@ def _java() -> Iterator[None]:
 
 
 def is_connect(spark: SparkSession) -> bool:
-    """Whether it talks to a server, so that there is no JVM of ours to ask."""
+    """True for a session of Spark Connect: it talks to a server, and this process has no JVM."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
+# Spark's Kafka source
+
+
 def check_connector(spark: SparkSession, bootstrap: str, topic: str, options: Mapping[str, str] | None = None) -> None:
-    """Open a stream on the topic that reads nothing: a connector of another Spark passes in a batch, and only a stream
-    shows that it does not fit. `options`: those of the source, for a broker that asks who is there."""
+    """Check that the session has the connector's jars and that they fit this PySpark. Reads no record.
+
+    Opens a stream on the topic: a connector for another version of Spark works in a batch read, and fails only in a
+    stream.
+
+    Args:
+        spark: the session.
+        bootstrap: the brokers.
+        topic: a topic that exists.
+        options: more options of Spark's source, for brokers that require authentication.
+
+    Raises `ConfigurationError` if a jar is missing or does not fit.
+    """
     if not is_connect(spark):
-        must_have_jars(spark)
+        check_jars(spark)
     _open_stream(spark, {**(options or {}), "kafka.bootstrap.servers": bootstrap, "subscribe": topic})
 
 
-def must_have_jars(spark: SparkSession) -> None:
+def check_jars(spark: SparkSession) -> None:
     if missing := missing_jars(spark):
         raise ConfigurationError(
             f"Spark has no Kafka source: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing for "
@@ -124,15 +145,16 @@ def must_have_jars(spark: SparkSession) -> None:
         )
 
 
-_fits: set[str] = set()
+_checked_sources: set[str] = set()
+"""Ids of Spark applications."""
 
 
-def must_open_streams(spark: SparkSession, options: Mapping[str, str]) -> None:
-    """The same of a source with these options, once in the life of an application: its jars do not change."""
+def check_source_once(spark: SparkSession, options: Mapping[str, str]) -> None:
+    """As `check_connector`, for a source with these options. Once in an application, because its jars do not change."""
     application = spark.sparkContext.applicationId
-    if application not in _fits:
+    if application not in _checked_sources:
         _open_stream(spark, options)
-        _fits.add(application)
+        _checked_sources.add(application)
 
 
 def _open_stream(spark: SparkSession, options: Mapping[str, str]) -> None:
@@ -142,76 +164,82 @@ def _open_stream(spark: SparkSession, options: Mapping[str, str]) -> None:
             writer = source.load().writeStream.format("noop").option("checkpointLocation", f"file:{checkpoint}")
             writer.trigger(availableNow=True).start().awaitTermination()
     except Exception as error:
-        raise unfit_connector(error) or error from error
-
-
-_shared: set[str] = set()
-
-
-def must_run_handlers(spark: SparkSession) -> None:
-    """Whether the Python of the executors has what a handler needs there; asked once in the life of an application,
-    with a job of one task."""
-    context = spark.sparkContext
-    if context.applicationId in _shared:
-        return
-    try:
-        spark.range(1, numPartitions=1).mapInArrow(_import_all, "id long").collect()
-    except Exception as error:
-        raise _other_python(error, context.pythonExec) or error from error
-    _shared.add(context.applicationId)
-
-
-def _import_all(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-    """In an executor: what is pickled with a task, and what the task imports."""
-    import kconsume.backends.postgres
-    import kconsume.spark.tasks  # noqa: F401
-
-    return batches
-
-
-_NOT_OURS = ("ModuleNotFoundError", "ImportError", "PYTHON_VERSION_MISMATCH", "Cannot run program")
-
-
-def _other_python(error: Exception, python: str) -> ConfigurationError | None:
-    """What to say of an error that comes from the executors' Python; None if it comes from elsewhere."""
-    lines = [line.strip() for line in str(error).splitlines() if any(word in line for word in _NOT_OURS)]
-    if not lines:
-        return None
-    said = lines[-1].removeprefix("Caused by: ")
-    return ConfigurationError(
-        f"the Python of the executors, {python!r}, cannot run a handler ({said[:200]}): before the session is "
-        f"opened, set PYSPARK_PYTHON={sys.executable}, or, where executors are on other machines, a Python there that "
-        f"has kconsume[spark,postgres]; kconsume.spark.open_session sets it for executors on this machine"
-    )
+        raise connector_mismatch(error) or error from error
 
 
 def missing_jars(spark: SparkSession) -> list[str]:
     """The coordinates of the connector's jars that this session does not have."""
     from py4j.protocol import Py4JJavaError
 
-    loader = spark._jvm.java.lang.Thread.currentThread().getContextClassLoader()  # type: ignore[union-attr]
+    loader = jvm.class_loader(spark)
     missing = []
     for jar in jars.CONNECTOR:
         try:
-            loader.loadClass(jar.holds)
+            loader.loadClass(jar.class_name)
         except Py4JJavaError:
             missing.append(jar.coordinate)
     return missing
 
 
-_LINKAGE = ("NoSuchMethodError", "NoClassDefFoundError", "ClassNotFoundException", "AbstractMethodError",
-            "IncompatibleClassChangeError", "Failed to find data source: kafka", "DATA_SOURCE_NOT_FOUND")  # fmt: skip
+_LINKAGE_ERRORS = ("NoSuchMethodError", "NoClassDefFoundError", "ClassNotFoundException", "AbstractMethodError",
+                   "IncompatibleClassChangeError", "Failed to find data source: kafka",
+                   "DATA_SOURCE_NOT_FOUND")  # fmt: skip
 
 
-def unfit_connector(error: BaseException) -> ConfigurationError | None:
-    """What to say of an error that comes from jars that do not go together; None if it comes from elsewhere."""
-    # A query that failed says the method that is missing, and only its trace says that it is missing.
-    said = f"{error}\n{getattr(error, '_stackTrace', None) or ''}"
-    found = next((word for word in _LINKAGE if word in said), None)
+def connector_mismatch(error: BaseException) -> ConfigurationError | None:
+    """What to raise for an error of jars that do not fit together; None for any other error."""
+    # The message of a failed query names the missing method. Only the stack trace says that the method is missing.
+    text = f"{error}\n{getattr(error, '_stackTrace', None) or ''}"
+    found = next((word for word in _LINKAGE_ERRORS if word in text), None)
     if found is None:
         return None
-    line = next(line.strip(" :\t") for line in said.splitlines() if found in line).removeprefix("Caused by: ")
+    line = next(line.strip(" :\t") for line in text.splitlines() if found in line).removeprefix("Caused by: ")
     return ConfigurationError(
         f"Spark's Kafka source does not fit PySpark {jars.pyspark_version()} ({line[:200]}): use exactly "
         f"{jars.all_coordinates()}, which `{jars.FETCH}` fetches, and no jar for another Spark or Scala beside them"
+    )
+
+
+# The Python of the executors
+
+_checked_pythons: set[str] = set()
+"""Ids of Spark applications."""
+
+
+def check_executor_python(spark: SparkSession) -> None:
+    """Check that the executors' Python can import what a handler needs. Runs a job of one task, once in an application.
+
+    Raises `ConfigurationError` if it cannot.
+    """
+    context = spark.sparkContext
+    if context.applicationId in _checked_pythons:
+        return
+    try:
+        spark.range(1, numPartitions=1).mapInArrow(_import_all, "id long").collect()
+    except Exception as error:
+        raise _python_mismatch(error, context.pythonExec) or error from error
+    _checked_pythons.add(context.applicationId)
+
+
+def _import_all(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+    """Import what a pickled task refers to, and what the task imports. Runs in an executor."""
+    import kconsume.backends.postgres.store
+    import kconsume.spark._batch.task  # noqa: F401
+
+    return batches
+
+
+_IMPORT_ERRORS = ("ModuleNotFoundError", "ImportError", "PYTHON_VERSION_MISMATCH", "Cannot run program")
+
+
+def _python_mismatch(error: Exception, python: str) -> ConfigurationError | None:
+    """What to raise for an error of the executors' Python; None for any other error."""
+    lines = [line.strip() for line in str(error).splitlines() if any(word in line for word in _IMPORT_ERRORS)]
+    if not lines:
+        return None
+    line = lines[-1].removeprefix("Caused by: ")
+    return ConfigurationError(
+        f"the Python of the executors, {python!r}, cannot run a handler ({line[:200]}): before the session is "
+        f"opened, set PYSPARK_PYTHON={sys.executable}, or, if executors are on other machines, a Python there that "
+        f"has kconsume[spark,postgres]; kconsume.spark.open_session sets it for executors on this machine"
     )

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from kconsume.testing.services.kafka_local import LocalKafka
+from kconsume.testing.services import LocalKafka
 from kconsume.testing.services.ports import free_port
 from tests.fix_kafka import await_partitions
 

@@ -34,9 +34,9 @@ def effects_of(request: pytest.FixtureRequest, tmp_path: Path) -> EffectsOf:
 def work(kafka: KafkaService, topic: MakeTopic, group: str, tmp_path: Path) -> Work:
     """`work(offsets, records, partitions, *flags)`: a topic with that many records, and the job to handle them."""
 
-    def make(offsets: str, records: int, partitions: int, *flags: str, gaps: bool = True) -> Job:
+    def make(offsets: str, records: int, partitions: int, *flags: str) -> Job:
         job = Job(kafka.bootstrap, topic(partitions), group, offsets, tmp_path, flags)
-        fill(job, records, partitions, gaps=gaps)
+        fill(job, records, partitions)
         return job
 
     return make

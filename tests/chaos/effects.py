@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -169,11 +170,13 @@ class FileEffects:
     @property
     def repeats(self) -> list[int]:
         """Of each time that a partition was begun again, how many records came once more."""
-        last, found = dict[bytes, int](), list[int]()
-        for partition, offset in (line.split() for line in self.path.read_bytes().splitlines()):
-            if int(offset) <= last.get(partition, -1):
-                found.append(last[partition] + 1 - int(offset))
-            last[partition] = int(offset)
+        seen, last, found = defaultdict[bytes, set[int]](set), dict[bytes, int](), list[int]()
+        for partition, position in (line.split() for line in self.path.read_bytes().splitlines()):
+            offset = int(position)
+            if offset <= last.get(partition, -1):
+                found.append(sum(offset <= each <= last[partition] for each in seen[partition]))
+            last[partition] = offset
+            seen[partition].add(offset)
         return found
 
     def by(self, worker: str) -> int:

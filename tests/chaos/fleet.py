@@ -47,20 +47,18 @@ class Job:
 class Work(Protocol):
     """Makes a topic with that many records, and the job to handle them."""
 
-    def __call__(self, offsets: str, records: int, partitions: int, *flags: str, gaps: bool = True) -> Job: ...
+    def __call__(self, offsets: str, records: int, partitions: int, *flags: str) -> Job: ...
 
 
-UNREADABLE = b"\xff"
-"""A value that no handler can decode."""
+def numbered(number: int) -> bytes:
+    return b"%d" % number
 
 
-def fill(
-    job: Job, records: int, partitions: int, value: Callable[[int], bytes] = lambda _: b"x", *, gaps: bool = True
-) -> None:
-    """Add records to the job's topic, as many in each partition. `gaps`: with transaction markers between them, but for
-    tests that name offsets."""
+def fill(job: Job, records: int, partitions: int, value: Callable[[int], bytes] = numbered) -> None:
+    """Add records to the job's topic, as many in each partition, with transaction markers between them. `value`: of the
+    record with this number in its partition, from 0."""
     for partition in range(partitions):
-        produce(job.brokers, job.topic, map(value, range(records // partitions)), partition=partition, gaps=gaps)
+        produce(job.brokers, job.topic, map(value, range(records // partitions)), partition=partition, gaps=True)
 
 
 class Worker:
@@ -131,10 +129,14 @@ class Fleet:
         self._all: list[Worker] = []
         self.members: list[Worker] = []
 
-    def grow(self, source: Path | None = None, *, brokers: str | None = None, offsets: str | None = None) -> Worker:
-        """Another worker; of another version, if `source` says where that is, or by another way to its servers."""
+    def grow(
+        self, *flags: str, source: Path | None = None, brokers: str | None = None, offsets: str | None = None
+    ) -> Worker:
+        """Another worker; with flags of its own, of another version, if `source` says where that is, or by another way
+        to its servers."""
         job = self._job
         job = replace(job, source=source or job.source, brokers=brokers or job.brokers, offsets=offsets or job.offsets)
+        job = replace(job, flags=(*job.flags, *flags))
         worker = Worker(job, f"worker-{len(self._all) + 1}")
         self._all.append(worker)
         self.members.append(worker)

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kconsume.cli import redrive, redrive_table, redrive_topic
-from kconsume.runtime.relay import Relay
+from kconsume._kafka.transactional_producer import TransactionalProducer
+from kconsume._runtime.output.outbox_relay import OutboxRelay
+from kconsume.cli.redrive import command as redrive
+from kconsume.cli.redrive import send_table
 
 CHUNK = 50
 """Letters that it sends at once: so few that there are many moments."""
@@ -46,19 +48,19 @@ def stand_still(where: str, number: int, told: str) -> None:
 
         return halting
 
-    delete = Relay._delete
+    delete = OutboxRelay._delete
 
-    def delete_confirmed(relay: Relay, strands: Any) -> None:
-        if any(strand.confirmed for strand in strands.values()):
+    def delete_confirmed(relay: OutboxRelay, outboxes: Any) -> None:
+        if any(outbox.confirmed for outbox in outboxes.values()):
             Path(told).touch()
             threading.Event().wait()
-        delete(relay, strands)
+        delete(relay, outboxes)
 
     if where == "in transaction":
-        redrive_topic.Sending._commit = before(redrive_topic.Sending._commit)  # type: ignore[method-assign]
+        TransactionalProducer._commit = before(TransactionalProducer._commit)  # type: ignore[method-assign]
     elif where == "committed":
-        redrive_topic.Sending._commit = after(redrive_topic.Sending._commit)  # type: ignore[method-assign]
+        TransactionalProducer._commit = after(TransactionalProducer._commit)  # type: ignore[method-assign]
     else:
-        redrive_table.Posting.send = after(redrive_table.Posting.send)  # type: ignore[method-assign]
+        send_table.TableSender.send = after(send_table.TableSender.send)  # type: ignore[method-assign]
     if where == "relayed":
-        Relay._delete = delete_confirmed  # type: ignore[method-assign, assignment]
+        OutboxRelay._delete = delete_confirmed  # type: ignore[method-assign, assignment]

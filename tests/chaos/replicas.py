@@ -15,8 +15,8 @@ import redis
 
 from kconsume.errors import ServiceUnavailable
 from kconsume.testing.services import LocalPostgres, LocalRedis
-from kconsume.testing.services.accounts import Account
-from kconsume.testing.services.postgres_local import USER
+from kconsume.testing.services.postgres.local import USER
+from kconsume.testing.services.server_account import Account
 from tests.chaos.wire import Wire
 from tests.waiting import eventually
 

@@ -18,22 +18,32 @@ import psycopg
 from confluent_kafka import Producer
 
 from kconsume import Outgoing, Partition
-from kconsume.backends import claiming, postgres, postgres_letters, postgres_sql, redis_script, sqlite
-from kconsume.backends.abc import Refused, TransactionalStore, Tx
-from kconsume.backends.postgres_tx import PostgresTx
-from kconsume.backends.redis import RedisStore
+from kconsume._runtime import loop
+from kconsume._runtime.assignment.assignment import Assignment
+from kconsume._runtime.assignment.partition import OwnedPartition
+from kconsume._runtime.deadlines import Deadline
+from kconsume._runtime.lanes import backpressure
+from kconsume._runtime.lanes.lane import Lane
+from kconsume._runtime.loop import Loop
+from kconsume._runtime.output.outbox_relay import OutboxRelay
+from kconsume._runtime.output.partition_outbox import PartitionOutbox
+from kconsume._runtime.output.publisher import Publisher
+from kconsume._runtime.processing import transactional
+from kconsume._runtime.processing.steps import SliceStep, StepResult
+from kconsume.backends import SqliteStore
+from kconsume.backends import claim as claiming
+from kconsume.backends.base import Refused, TransactionalStore, Tx
+from kconsume.backends.postgres import database as postgres_database
+from kconsume.backends.postgres import statements
+from kconsume.backends.postgres import store as postgres
+from kconsume.backends.postgres.dead_letters import writer
+from kconsume.backends.postgres.transaction import PostgresTx
+from kconsume.backends.redis import scripts
+from kconsume.backends.redis.store import RedisStore
+from kconsume.backends.sqlite import statements as sqlite_statements
+from kconsume.backends.sqlite.transaction import SqliteTx
 from kconsume.errors import StoreUnavailable
-from kconsume.failures.letters import Letter
-from kconsume.runtime import loop, pressure, work
-from kconsume.runtime.budget import Deadline
-from kconsume.runtime.holding import Holding
-from kconsume.runtime.lanes import Lane
-from kconsume.runtime.loop import Loop
-from kconsume.runtime.mail import Mail
-from kconsume.runtime.relay import Relay
-from kconsume.runtime.steps import Outcome, PassOver, Try
-from kconsume.runtime.strand import Strand
-from kconsume.runtime.tenancy import Tenancy
+from kconsume.failures.letter_headers import Letter
 from tests.chaos.phases import Board, Phase
 
 _log = logging.getLogger("kconsume.chaos")
@@ -44,7 +54,7 @@ Delivered = Callable[[Any, str, Mapping[Partition, Sequence[int]]], None]
 
 def watch_transactions(board: Board) -> None:
     """Put on the board when a transaction is open and when it ends, and into the log when the store refuses it."""
-    for store in (sqlite.SqliteStore, postgres.PostgresStore, RedisStore):
+    for store in (SqliteStore, postgres.PostgresStore, RedisStore):
         for name in ("transaction", "pipelined"):
             if hasattr(store, name):
                 setattr(store, name, _watched(getattr(store, name), board))
@@ -70,8 +80,8 @@ def _watched(begin: Begin, board: Board) -> Begin:
 def watch_the_relay(board: Board) -> None:
     """Put on the board when rows of the outbox are confirmed and about to be deleted, long enough to be seen."""
     # Who waits for the turnstile has deleted nothing yet; who has asked a server may have.
-    late = _late(sqlite.SqliteStore.delivered, board, Phase.RELAY)
-    sqlite.SqliteStore.delivered = late  # type: ignore[method-assign, assignment]
+    late = _late(SqliteStore.delivered, board, Phase.RELAY)
+    SqliteStore.delivered = late  # type: ignore[method-assign, assignment]
     late = _late(postgres.PostgresStore.delivered, board, Phase.IDLE)
     postgres.PostgresStore.delivered = late  # type: ignore[method-assign, assignment]
 
@@ -90,46 +100,48 @@ def _late(delivered: Delivered, board: Board, deleting: Phase) -> Delivered:
 
 def delete_what_is_not_confirmed(board: Board) -> None:
     """The rows of a lot are deleted first, and then sent."""
-    ship = Relay._ship
+    ship = OutboxRelay._deliver
 
-    def too_soon(self: Relay, strand: Strand) -> None:
-        if strand.lot:
-            partition = next(p for p, each in self._strands.items() if each is strand)
-            self._store.delivered(self._group, {partition: [row.number for row in strand.lot]})
+    def too_soon(self: OutboxRelay, outbox: PartitionOutbox) -> None:
+        if outbox.in_flight:
+            partition = next(p for p, each in self._outboxes.items() if each is outbox)
+            self._store.delivered(self._group, {partition: [row.number for row in outbox.in_flight]})
             with board.during(Phase.RELAY, Phase.IDLE):
                 time.sleep(0.01)
-        ship(self, strand)
+        ship(self, outbox)
 
-    Relay._ship = too_soon  # type: ignore[method-assign]
+    OutboxRelay._deliver = too_soon  # type: ignore[method-assign]
 
 
 def part_letters_from_their_offsets(board: Board, brokers: str, database: str) -> None:
     """Each is written when the offset has passed its record: not before, for what is there is not written again."""
-    keep, producer = Mail.keep, Producer({"bootstrap.servers": brokers, "acks": "all", "log_level": 0})
+    keep, producer = Publisher.keep, Producer({"bootstrap.servers": brokers, "acks": "all", "log_level": 0})
 
     apart: dict[int, Sequence[Letter]] = {}
 
-    def without_letters(self: Mail, sent: Sequence[Outgoing], letters: Sequence[Letter], tx: Tx) -> Sequence[Outgoing]:
+    def without_letters(
+        self: Publisher, sent: Sequence[Outgoing], letters: Sequence[Letter], tx: Tx
+    ) -> Sequence[Outgoing]:
         apart[id(tx)] = letters
         return keep(self, sent, (), tx)
 
-    def then_write(self: Mail, partition: Partition, rows: Sequence[Outgoing], tx: object) -> None:
+    def then_write(self: Publisher, partition: Partition, rows: Sequence[Outgoing], tx: object) -> None:
         for letter in apart.pop(id(tx)):
             with board.during(Phase.APART, Phase.IDLE):
                 time.sleep(0.01)
             if self._table is not None:
                 write(self._table, letter)
             else:
-                headers: list[tuple[str, str | bytes | None]] = [*letter.headers, *letter.marks]
+                headers: list[tuple[str, str | bytes | None]] = [*letter.headers, *letter.added_headers]
                 producer.produce(cast(str, self._topic), letter.value, letter.key, headers=headers)
                 producer.flush()
 
     def write(table: str, letter: Letter) -> None:
         with psycopg.connect(database) as own:
-            for statement in (*postgres_letters.made(table), *postgres_letters.kept(table, [letter])):
+            for statement in (*writer.create_table(table), *writer.insert_letters(table, [letter])):
                 own.execute(*statement)
 
-    Mail.keep, Mail.left = without_letters, then_write  # type: ignore[method-assign]
+    Publisher.keep, Publisher.committed = without_letters, then_write  # type: ignore[method-assign]
 
 
 def accept_every_claim() -> None:
@@ -142,7 +154,7 @@ def hold_the_first_claim(gate: Path) -> None:
     claim = postgres.PostgresStore.claim
     waits = [True]
 
-    def held(self: postgres.PostgresStore, *asked: Any) -> claiming.Answers:
+    def held(self: postgres.PostgresStore, *asked: Any) -> claiming.ClaimResults:
         if not waits:
             return claim(self, *asked)
         waits.clear()
@@ -157,44 +169,65 @@ def hold_the_first_claim(gate: Path) -> None:
 
 
 def commit_by_windows_alone(records: int) -> None:
-    """Offsets are committed when so many are finished and not committed, and not by the clock; but for a commit that is
-    refused, as in a rebalance: trying it again is the clock's part."""
+    """Offsets are committed when so many are finished and not committed, and not by the clock. The clock's part is done
+    here for a commit that was refused, as in a rebalance, for one that had no answer, and for a full window that met a
+    commit that was not answered yet: each is tried again."""
     loop.COMMIT_EVERY = 3600.0
-    pressure.Window.MOST_RECORDS = records
-    collect = Loop._collect_saved
+    backpressure.Backpressure.MOST_RECORDS = records
+    collect, commit = Loop._collect_saved, Loop._commit
 
     def collect_and_try_again(self: Loop) -> None:
-        refused = any(result.error is not None for result in self._source.commit_results)
+        given_up = self._committer._given_up_count  # type: ignore[attr-defined]
+        refused = any(result.error is not None for result in self._consumer.commit_results)
         collect(self)
-        if refused:
+        if refused or self._committer._given_up_count > given_up:  # type: ignore[attr-defined]
             self._commit_at = min(self._commit_at, time.monotonic() + 0.5)
 
+    def commit_when_free(self: Loop, now: float) -> None:
+        was_busy = self._committer.busy
+        commit(self, now)
+        if was_busy:
+            self._commit_at = now + 0.05
+
     Loop._collect_saved = collect_and_try_again  # type: ignore[method-assign]
+    Loop._commit = commit_when_free  # type: ignore[method-assign]
 
 
 def notice_slowly() -> None:
     """Between waking and learning of the loss, handlers run on. Classic groups learn soon, KIP-848 ones late: make
     that time long enough to be met by every run."""
-    lost = Tenancy.lost
+    lost = Assignment.lost
 
-    def late(self: Tenancy, partitions: list[Partition]) -> None:
+    def late(self: Assignment, partitions: list[Partition]) -> None:
         time.sleep(1.0)
         lost(self, partitions)
 
-    Tenancy.lost = late  # type: ignore[method-assign]
+    Assignment.lost = late  # type: ignore[method-assign]
+
+
+def notice_when_told(told: Path) -> None:
+    """As above, for as long as the test wants it."""
+    lost = Assignment.lost
+
+    def late(self: Assignment, partitions: list[Partition]) -> None:
+        while not told.exists():
+            time.sleep(0.01)
+        lost(self, partitions)
+
+    Assignment.lost = late  # type: ignore[method-assign]
 
 
 def stop_for_nobody() -> None:
     """Lanes of partitions that went work off what they have, and nobody waits for them."""
 
-    def unseen(self: Loop, leaving: list[Holding], budget: Deadline) -> int:
+    def unseen(self: Loop, leaving: list[OwnedPartition], budget: Deadline) -> int:
         return 0
 
-    def ignored(self: Tenancy, holdings: list[Holding], reason: str) -> int:
+    def ignored(self: Assignment, owned_partitions: list[OwnedPartition], reason: str) -> int:
         return 0
 
-    Tenancy._brake = ignored  # type: ignore[method-assign]
-    Loop.see_off = unseen  # type: ignore[method-assign]
+    Assignment._brake = ignored  # type: ignore[method-assign]
+    Loop.finish_revoked = unseen  # type: ignore[method-assign]
 
 
 def take_the_fence_away() -> None:
@@ -205,18 +238,18 @@ def take_the_fence_away() -> None:
 
 
 def _take_it_from_sqlite() -> None:
-    sqlite._ADVANCE = "update kconsume_offsets set next_offset = ?1, leader_epoch = ?2, updated_at = ?3 \
+    sqlite_statements.ADVANCE = "update kconsume_offsets set next_offset = ?1, leader_epoch = ?2, updated_at = ?3 \
         where group_id = ?4 and topic = ?5 and partition = ?6 and ?7 >= 0 and ?8 >= 0"
-    _begin_under_any_epoch(sqlite.SqliteStore)
+    _begin_under_any_epoch(SqliteStore)
 
 
 def _take_it_from_redis() -> None:
-    text = redis_script.APPLY.text.replace("held[1] ~= ARGV[1]", "false").replace("held[2] ~= ARGV[2]", "false")
-    redis_script.APPLY = redis_script.Script(text)
+    text = scripts.APPLY.text.replace("held[1] ~= ARGV[1]", "false").replace("held[2] ~= ARGV[2]", "false")
+    scripts.APPLY = scripts.Script(text)
     _begin_under_any_epoch(RedisStore)
 
 
-def _begin_under_any_epoch(store: type[sqlite.SqliteStore] | type[RedisStore]) -> None:
+def _begin_under_any_epoch(store: type[SqliteStore] | type[RedisStore]) -> None:
     begin: Begin = store.transaction
 
     def unchecked(self: TransactionalStore, group: str, partition: Partition, epoch: int) -> AbstractContextManager[Tx]:
@@ -227,7 +260,7 @@ def _begin_under_any_epoch(store: type[sqlite.SqliteStore] | type[RedisStore]) -
 
 
 def _take_it_from_postgres() -> None:
-    class Unfenced(postgres_sql.Statements):
+    class Unfenced(statements.Statements):
         @property
         def check(self) -> str:
             return super().check.replace("epoch = %(epoch)s", "%(epoch)s >= 0")
@@ -243,15 +276,15 @@ def _take_it_from_postgres() -> None:
     def let_them(self: postgres.PostgresStore, group: str, epochs: Mapping[Partition, int]) -> None:
         """Nobody is ended."""
 
-    postgres.Statements = Unfenced  # type: ignore[attr-defined]
+    postgres_database.Statements = Unfenced  # type: ignore[attr-defined]
     postgres.PostgresStore._end_earlier_owners = let_them  # type: ignore[method-assign]
 
 
 def retry_what_may_be_done() -> None:
     """When the connection broke, run the same records once more, as if nothing could have been committed."""
-    once = work.InTransactions._once
+    once = transactional.TransactionalAttempt._once
 
-    def again(self: work.InTransactions, lane: Lane, step: Try | PassOver) -> Outcome:
+    def again(self: transactional.TransactionalAttempt, lane: Lane, step: SliceStep) -> StepResult:
         while True:
             try:
                 return once(self, lane, step)
@@ -259,7 +292,7 @@ def retry_what_may_be_done() -> None:
                 _log.warning("retried partition=%s cause=%s", lane.partition, error)
                 time.sleep(0.05)
 
-    work.InTransactions._once = again  # type: ignore[method-assign]
+    transactional.TransactionalAttempt._once = again  # type: ignore[method-assign]
 
 
 def take_everything_in() -> None:
@@ -268,19 +301,19 @@ def take_everything_in() -> None:
     def all_of_them(self: object, origins: Sequence[str]) -> set[str]:
         return set(origins)
 
-    for transaction in (sqlite.SqliteTx, PostgresTx):
-        transaction.take_in = all_of_them  # type: ignore[method-assign]
+    for transaction in (SqliteTx, PostgresTx):
+        transaction.record_origins = all_of_them  # type: ignore[method-assign]
 
 
 def die_before_the_outbox_is_told(once: Path) -> None:
     """When the brokers have confirmed rows of the outbox, and before they are deleted: the next owner sends them again.
     The first process that comes there makes the file, and dies."""
-    delete = Relay._delete
+    delete = OutboxRelay._delete
 
-    def die(self: Relay, strands: Mapping[Partition, Any]) -> None:
-        if any(strand.confirmed for strand in strands.values()) and not once.exists():
+    def die(self: OutboxRelay, outboxes: Mapping[Partition, Any]) -> None:
+        if any(outbox.confirmed for outbox in outboxes.values()) and not once.exists():
             once.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        delete(self, strands)
+        delete(self, outboxes)
 
-    Relay._delete = die  # type: ignore[method-assign]
+    OutboxRelay._delete = die  # type: ignore[method-assign]

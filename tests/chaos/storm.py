@@ -21,7 +21,7 @@ from contextlib import contextmanager
 import psycopg
 
 from kconsume import App, Partition, Record
-from kconsume.runtime.source import Source
+from kconsume._kafka.consumer import KafkaConsumer
 from tests.chaos import sabotage
 from tests.fix_arena import PROTOCOLS, QUICK
 from tests.fix_kafka import LASTING, produce
@@ -155,14 +155,18 @@ class Storm:
 
     def _held(self) -> dict[str, list[str]]:
         """Why partitions of members do not flow, where they do not. All twelve must be somebody's."""
-        holdings = [
-            holding
+        owned_partitions = [
+            owned
             for member in self._members
             if (supervisor := member.app._supervisor) is not None
-            for holding in list(supervisor.engines[0].tenancy.holdings.values())
+            for owned in list(supervisor.consumers[0].assignment.partitions.values())
         ]
-        held = {str(h.partition): sorted(h.held) or [h.state.value] for h in holdings if h.held or h.lane is None}
-        return held or ({} if len(holdings) == PARTITIONS else {"owned": [str(len(holdings))]})
+        held = {
+            str(h.partition): sorted(h.pause_reasons) or [h.state.value]
+            for h in owned_partitions
+            if h.pause_reasons or h.lane is None
+        }
+        return held or ({} if len(owned_partitions) == PARTITIONS else {"owned": [str(len(owned_partitions))]})
 
     def _join(self) -> None:
         asked = self._asked
@@ -206,14 +210,14 @@ class Storm:
 def _count_pauses() -> Counter[str]:
     """That there was back-pressure, is a part of what is proven."""
     counts: Counter[str] = Counter()
-    pause = Source.pause
+    pause = KafkaConsumer.pause
 
-    def counted(self: Source, partitions: Iterable[Partition]) -> None:
+    def counted(self: KafkaConsumer, partitions: Iterable[Partition]) -> None:
         chosen = list(partitions)
         counts["pause"] += len(chosen)
         pause(self, chosen)
 
-    Source.pause = counted  # type: ignore[method-assign]
+    KafkaConsumer.pause = counted  # type: ignore[method-assign]
     return counts
 
 

@@ -12,10 +12,10 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from kconsume import App, Partition, Record
-from kconsume.cluster import Cluster
+from kconsume._config.client_settings import ClientValue
+from kconsume._kafka.admin import Cluster
 from kconsume.errors import BrokerUnavailable
-from kconsume.settings import ClientValue
-from kconsume.testing.services.kafka_local import LocalKafka
+from kconsume.testing.services import LocalKafka
 from tests.chaos.brokers import create, three_brokers
 from tests.chaos.effects import PostgresEffects
 from tests.chaos.form import PATIENCE, TIMEOUT, form
@@ -106,6 +106,7 @@ class Scene:
         return app
 
     def write(self) -> None:
+        # Without transactions: their coordinator may be the broker that is killed.
         for partition in range(PARTITIONS):
             self.records += produce(self.bootstrap, self.topic, [b"x"] * EACH, partition=partition)
 
@@ -130,4 +131,4 @@ def is_answered(cluster: Cluster, topic: str) -> bool:
 
 def shares(*apps: App) -> list[int]:
     supervisors = [app._supervisor for app in apps if app._supervisor is not None]
-    return [sum(len(engine.loop.snapshot.assigned) for engine in each.engines) for each in supervisors]
+    return [sum(len(consumer.loop.snapshot.assigned) for consumer in each.consumers) for each in supervisors]

@@ -15,12 +15,15 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from kconsume import App, Partition, Record
-from kconsume.runtime.tenancy import Tenancy
+from kconsume._runtime.assignment.assignment import Assignment
 from kconsume.testing.services import LocalKafka
 from kconsume.testing.services.ports import free_port
 from tests.chaos.effects import PostgresEffects
 from tests.chaos.fleet import Fleet, Job, Worker, fill, fleet
 from tests.chaos.form import PATIENCE, TIMEOUT, form
+from tests.chaos.log import offsets_in, read_log
+from tests.chaos.phases import Phase
+from tests.chaos.test_zombie import REFUSED
 from tests.chaos.wire import Wire
 from tests.fix_arena import QUICK
 from tests.fix_kafka import create_topic, produce, unique
@@ -33,6 +36,10 @@ PARTITIONS = 4
 RECORDS = form(short=800, long=8_000)
 """Before each cut, and again while it lasts: so that there is work however long a busy machine takes to cut."""
 SLOW = "--work=0.004"
+WORK_OF_ONE_CUT_OFF = form(short=0.1, long=0.01)
+"""Seconds a record: what it has fetched lasts longer than its session, and than the claim of the other."""
+MORE = form(short=80, long=8_000)
+"""When it is back."""
 ASSIGNED = "assigned partitions="
 NO_ENCRYPTION = "sslmode=disable&gssencmode=disable"
 
@@ -95,16 +102,17 @@ def let_both_work(job: Job, workers: Fleet, effects: PostgresEffects, *members: 
     workers.await_work(
         lambda: all(len(worker.causes) == half for worker in members), within=PATIENCE, what="they share"
     )
-    fill(job, RECORDS, PARTITIONS, gaps=False)
+    fill(job, RECORDS, PARTITIONS)
     workers.await_work(lambda: all(effects.by(worker.name) for worker in members), within=PATIENCE, what="both work")
 
 
-def check(workers: Fleet, effects: PostgresEffects, records: int) -> None:
+def check(job: Job, workers: Fleet, effects: PostgresEffects, records: int) -> None:
     workers.await_work(lambda: effects.distinct >= records, within=PATIENCE, what="every record has its effect")
     workers.assert_liveness(PARTITIONS)
     assert (effects.rows, effects.distinct) == (records + PARTITIONS,) * 2, "rows = distinct = produced"
+    log = read_log(job.brokers, job.topic, PARTITIONS, records // PARTITIONS + 1)
     for partition in range(PARTITIONS):
-        assert effects.positions(partition) == list(range(records // PARTITIONS + 1)), "in order"
+        assert effects.positions(partition) == offsets_in(log, partition), "in order"
 
 
 @pytest.mark.parametrize("way", ["cut", "silence"])
@@ -112,12 +120,19 @@ def test_a_member_that_reaches_kafka_and_not_its_store_stands_still_with_a_cause
     job: Job, effects: PostgresEffects, database_wire: Wire, way: str
 ) -> None:
     """It stays a member, so its partitions stay its own; those of the other go on."""
+    cut_from_its_store_and_mend(job, effects, database_wire, way, "claim_waiting")
+
+
+def cut_from_its_store_and_mend(job: Job, effects: PostgresEffects, wire: Wire, way: str, cause: str) -> None:
+    """`cause`: why it stands still, where it notices the cut."""
     with fleet(job) as workers:
-        cut_off = workers.grow(offsets=f"{database_wire.by_it(effects.offsets)}?{NO_ENCRYPTION}")
+        cut_off = workers.grow(offsets=f"{wire.by_it(effects.offsets)}?{NO_ENCRYPTION}")
         other = workers.grow()
         let_both_work(job, workers, effects, cut_off, other)
-        getattr(database_wire, way)()
-        fill(job, RECORDS, PARTITIONS, gaps=False)
+        if way == "cut":
+            hold_the_answer_to_a_commit(wire, workers, cut_off, effects)
+        getattr(wire, way)()
+        fill(job, RECORDS, PARTITIONS)
         each = 2 * RECORDS // PARTITIONS
         workers.await_work(
             lambda: all(len(effects.positions(p.number)) == each for p in other.causes),
@@ -126,10 +141,34 @@ def test_a_member_that_reaches_kafka_and_not_its_store_stands_still_with_a_cause
         )
         assert effects.distinct < 2 * RECORDS, "the one that is cut off does not"
         if way == "cut":
-            eventually(lambda: "claim_waiting" in str(cut_off.causes), what="the cause is known")
-        database_wire.mend()
-        check(workers, effects, 2 * RECORDS)
+            eventually(lambda: cause in str(cut_off.causes), what="the cause is known")
+        wire.mend()
+        check(job, workers, effects, 2 * RECORDS)
         assert "lost partitions" not in cut_off.log, "it was a member all the time"
+        if way == "cut":
+            assert REFUSED.search(cut_off.log), f"no transaction was under way, so nothing was proven: {cut_off.log}"
+
+
+def hold_the_answer_to_a_commit(wire: Wire, workers: Fleet, cut_off: Worker, effects: PostgresEffects) -> None:
+    """What a cut then leaves behind was committed, and the member does not know it."""
+    wire.hold_answers()
+    done = [effects.by(cut_off.name)]
+
+    def is_done() -> bool:
+        done.append(effects.by(cut_off.name))
+        return cut_off.phase is Phase.COMMIT and done[-1] == done[-2]
+
+    workers.await_work(is_done, within=PATIENCE, what="a commit is done and not answered")
+
+
+def test_control_a_member_that_runs_again_what_it_had_under_way_at_the_cut_repeats_it(
+    job: Job, effects: PostgresEffects, database_wire: Wire
+) -> None:
+    """Without the fence, that is: with it, the offset in the same transaction would tell."""
+    unguarded = replace(job, flags=(*job.flags, "--no-fence", "--retry-unknown"))
+    with pytest.raises(AssertionError, match="rows = distinct = produced"):
+        cut_from_its_store_and_mend(unguarded, effects, database_wire, "cut", "handler_running")
+    assert effects.rows > effects.distinct
 
 
 @pytest.mark.parametrize(
@@ -139,21 +178,35 @@ def test_a_member_that_reaches_kafka_and_not_its_store_stands_still_with_a_cause
 def test_a_member_that_reaches_its_store_and_not_kafka_is_replaced_and_comes_back(
     brokers: Brokers, job: Job, effects: PostgresEffects, way: str, protocol: str
 ) -> None:
-    """It goes on with what it has fetched, until another has claimed its partitions."""
+    """It goes on with what it has fetched, until another has claimed its partitions. It learns of that by the store."""
     if protocol == "kip-848":
         job = replace(job, flags=(*job.flags, "--kip-848"))
+    told = job.folder / "told"
     with fleet(job) as workers:
-        cut_off, other = workers.grow(brokers=brokers.wired), workers.grow()
+        cut_off = workers.grow(f"--work={WORK_OF_ONE_CUT_OFF}", f"--notice-when={told}", brokers=brokers.wired)
+        other = workers.grow()
         let_both_work(job, workers, effects, cut_off, other)
         getattr(brokers.wire, way)()
-        fill(job, RECORDS, PARTITIONS, gaps=False)
+        fill(job, RECORDS, PARTITIONS)
         workers.await_work(lambda: effects.distinct >= 2 * RECORDS, within=PATIENCE, what="the other does the rest")
         claims, before = cut_off.log.count(ASSIGNED), effects.by(cut_off.name)
+        told.touch()
         brokers.wire.mend()
         workers.await_work(lambda: cut_off.log.count(ASSIGNED) > claims, within=PATIENCE, what="the one is back")
-        fill(job, RECORDS, PARTITIONS, gaps=False)
-        check(workers, effects, 3 * RECORDS)
+        fill(job, MORE, PARTITIONS)
+        check(job, workers, effects, 2 * RECORDS + MORE)
         assert effects.by(cut_off.name) > before
+        assert REFUSED.search(cut_off.log), f"it was never refused, so nothing was proven: {cut_off.log}"
+
+
+def test_control_without_the_fence_a_member_that_does_not_reach_kafka_writes_what_another_has_written(
+    brokers: Brokers, job: Job, effects: PostgresEffects
+) -> None:
+    with pytest.raises(AssertionError, match="rows = distinct = produced"):
+        test_a_member_that_reaches_its_store_and_not_kafka_is_replaced_and_comes_back(
+            brokers, replace(job, flags=(*job.flags, "--no-fence")), effects, "silence", "classic"
+        )
+    assert effects.rows > effects.distinct
 
 
 EACH = 300
@@ -178,7 +231,7 @@ def test_answers_that_come_after_the_partitions_were_lost_and_assigned_anew_chan
 
     def more() -> None:
         for partition in range(2):
-            produce(brokers.direct, topic, [b"x"] * EACH, partition=partition)
+            produce(brokers.direct, topic, [b"x"] * EACH, partition=partition, gaps=True)
 
     def handled() -> int:
         return effects.distinct if form == "inside" else len(set(seen))
@@ -205,12 +258,13 @@ def test_answers_that_come_after_the_partitions_were_lost_and_assigned_anew_chan
         eventually(lambda: handled() == 4 * EACH, what="all are handled")
         assert_app_lives(app, bootstrap=brokers.direct, topic=topic, group=group, offsets=effects.offsets, partitions=2)
     assert "fenced partition=" not in caplog.text, "a late answer was taken for one to the new assignment"
+    log = read_log(brokers.direct, topic, 2, 2 * EACH + 1)
     if form == "inside":
         assert (effects.rows, effects.distinct) == (4 * EACH + 2,) * 2, "each has one effect"
         for partition in range(2):
-            assert effects.positions(partition) == list(range(2 * EACH + 1)), "in order"
+            assert effects.positions(partition) == offsets_in(log, partition), "in order"
     else:
-        assert set(seen) == {(partition, offset) for partition in range(2) for offset in range(2 * EACH + 1)}
+        assert set(seen) == set(log)
 
 
 def test_control_without_the_token_of_an_answer_the_new_assignment_is_fenced(
@@ -220,7 +274,7 @@ def test_control_without_the_token_of_an_answer_the_new_assignment_is_fenced(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Tenancy, "current", lambda self, partition, _: self.holdings.get(partition))
+    monkeypatch.setattr(Assignment, "current", lambda self, partition, _: self.partitions.get(partition))
     # The answers of claims that have ended count too: whichever comes first.
     with pytest.raises((AssertionError, KeyError)):
         test_answers_that_come_after_the_partitions_were_lost_and_assigned_anew_change_nothing(
@@ -231,10 +285,10 @@ def test_control_without_the_token_of_an_answer_the_new_assignment_is_fenced(
 def saves_wait(app: App) -> bool:
     supervisor = app._supervisor
     assert supervisor is not None
-    return all(engine.loop._ledger.busy for engine in supervisor.engines)
+    return all(consumer.loop._committer.busy for consumer in supervisor.consumers)
 
 
 def owned(app: App) -> set[Partition]:
     supervisor = app._supervisor
     assert supervisor is not None
-    return {partition for engine in supervisor.engines for partition in engine.loop.snapshot.assigned}
+    return {partition for consumer in supervisor.consumers for partition in consumer.loop.snapshot.assigned}

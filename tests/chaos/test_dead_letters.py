@@ -9,18 +9,19 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import Self, TypeAlias, cast
 
 import psycopg
 import pytest
 from confluent_kafka import Message
 
-from kconsume.failures.letters import read_marks
+from kconsume.failures.letter_headers import read_added_headers
 from kconsume.records import Headers
 from kconsume.testing.services import KafkaService
 from tests.chaos.effects import EffectsOf, FileEffects, PostgresEffects, SqliteEffects
-from tests.chaos.fleet import UNREADABLE, Hits, Job, fill, fleet, kill_one_in, kill_while_working
+from tests.chaos.fleet import Hits, Job, fill, fleet, kill_one_in, kill_while_working, numbered
 from tests.chaos.form import PATIENCE, TIMEOUT, form, printed_seed
+from tests.chaos.log import Place, ends_of, offsets_in, read_log
 from tests.chaos.phases import Phase
 from tests.chaos.test_outbox import waiting
 from tests.chaos.worker import is_hanging, is_poison
@@ -37,43 +38,49 @@ INSIDE = (Phase.TRANSACTION, Phase.COMMIT)
 IN_TRANSACTION = form(short=1, long=15)
 """So many kills, of those above, are inside one at the least."""
 
-Place: TypeAlias = tuple[int, int]
 Database: TypeAlias = SqliteEffects | PostgresEffects
 
 
-def is_unreadable(offset: int) -> bool:
-    """One of a thousand."""
-    return offset % 1000 == 500
+UNREADABLE = b"\xff"
+"""A value that no handler can decode."""
 
 
-def value_at(offset: int) -> bytes:
-    return UNREADABLE if is_unreadable(offset) else b"x"
+def value_of(number: int) -> bytes:
+    """One of a thousand cannot be read."""
+    return UNREADABLE if number % 1000 == 500 else numbered(number)
+
+
+def is_dead(value: bytes) -> bool:
+    return value == UNREADABLE or is_poison(value.decode()) or is_hanging(value.decode())
 
 
 @dataclass(frozen=True)
 class Records:
-    """What is in the topic, so many in each partition, and at the end one that shows that its partition goes on."""
+    """What is in the topic. At the end, each partition has one more, which shows that it goes on."""
 
-    each: int
+    log: dict[Place, bytes]
 
-    @property
-    def filled(self) -> int:
-        """Without those at the end."""
-        return self.each * PARTITIONS
+    @classmethod
+    def read(cls, job: Job, each: int, *more: bytes) -> Self:
+        """So many, and these, are in each partition, in this order."""
+        log = read_log(job.brokers, job.topic, PARTITIONS, each + len(more))
+        for partition in range(PARTITIONS):
+            values = [log[partition, offset] for offset in offsets_in(log, partition)]
+            assert values == [*map(value_of, range(each)), *more], "each record is in the topic once"
+        return cls(log)
 
     @property
     def all(self) -> set[Place]:
-        return {(partition, offset) for partition in range(PARTITIONS) for offset in range(self.each + 1)}
+        return set(self.log)
 
     @property
     def dead(self) -> set[Place]:
-        fails = (is_poison, is_unreadable, is_hanging)
-        return {(p, offset) for p, offset in self.all if offset < self.each and any(each(offset) for each in fails)}
+        return {place for place, value in self.log.items() if is_dead(value)}
 
 
-MANY = Records(form(short=1_500, long=16_700))
-"""200,000 in the long form."""
-FEW = Records(400)
+MANY = form(short=1_500, long=16_700)
+"""Records a partition: 200,000 in all in the long form."""
+FEW = 400
 """For the control: none of them hangs."""
 
 
@@ -86,12 +93,12 @@ def test_in_a_table_each_dead_letter_is_there_once_whatever_is_killed(
 ) -> None:
     effects = cast(Database, effects_of(store))
     job = Job(kafka.bootstrap, topic(PARTITIONS), group, effects.offsets, tmp_path, ("--dead-table=dead",))
-    hits = kill_and_finish(
-        job, MANY, lambda: effects.rows, lambda: has_passed(effects, MANY),
+    records, hits = kill_and_finish(
+        job, MANY, lambda: effects.rows, lambda _: has_passed(effects, job),
         kills=KILLS - 1, first_in=(Phase.TRANSACTION,),
     )  # fmt: skip
     assert hits.in_transaction >= IN_TRANSACTION, f"too few kills inside a transaction: {hits}"
-    check_the_table(effects, MANY)
+    check_the_table(effects, records)
 
 
 def check_the_table(effects: Database, records: Records) -> None:
@@ -109,10 +116,10 @@ def test_in_a_topic_by_the_outbox_each_is_there_by_its_origin_whatever_is_killed
     kafka: KafkaService, topic: MakeTopic, group: str, tmp_path: Path, effects_of: EffectsOf, store: str
 ) -> None:
     effects, letters = cast(Database, effects_of(store)), topic(2)
-    records = Records(form(short=800, long=MANY.each))
     job = Job(kafka.bootstrap, topic(PARTITIONS), group, effects.offsets, tmp_path, (f"--dead-topic={letters}",))
-    hits = kill_and_finish(
-        job, records, lambda: effects.rows, lambda: has_passed(effects, records) and waiting(effects) == 0,
+    each = form(short=800, long=MANY)
+    records, hits = kill_and_finish(
+        job, each, lambda: effects.rows, lambda _: has_passed(effects, job) and waiting(effects) == 0,
         kills=form(short=1, long=KILLS), phases=(*INSIDE, Phase.RELAY), first_in=(Phase.RELAY, Phase.TRANSACTION),
     )  # fmt: skip
     assert hits.in_transaction >= IN_TRANSACTION, f"too few kills inside a transaction: {hits}"
@@ -126,17 +133,17 @@ def test_in_a_topic_each_is_there_by_its_origin_and_no_record_is_lost(
     """With Kafka's own offsets: at least once."""
     effects, letters = FileEffects(tmp_path / "seen.txt"), topic(2)
 
-    def is_done() -> bool:
-        if effects.distinct + len(MANY.dead) < MANY.filled:
+    def is_done(filled: Records) -> bool:
+        if effects.distinct + len(filled.dead) < len(filled.all):
             return False
-        return {place_of(message) for message in everything(kafka.bootstrap, letters)} >= MANY.dead
+        return {place_of(message) for message in everything(kafka.bootstrap, letters)} >= filled.dead
 
     job = Job(kafka.bootstrap, topic(PARTITIONS), group, effects.offsets, tmp_path, (f"--dead-topic={letters}",))
-    hits = kill_and_finish(job, MANY, lambda: effects.rows, is_done, phases=(Phase.HANDLER,))
+    records, hits = kill_and_finish(job, MANY, lambda: effects.rows, is_done, phases=(Phase.HANDLER,))
     assert hits[Phase.HANDLER] > 0, f"no kill inside a handler: {hits}"
     good = [cast(Place, tuple(map(int, line.split()))) for line in effects.path.read_bytes().splitlines()]
-    check_good(good, MANY, exactly=False)
-    check_the_topic(kafka, letters, MANY)
+    check_good(good, records, exactly=False)
+    check_the_topic(kafka, letters, records)
 
 
 def check_the_topic(kafka: KafkaService, letters: str, records: Records) -> None:
@@ -152,7 +159,7 @@ def check_the_topic(kafka: KafkaService, letters: str, records: Records) -> None
 
 
 def marks_of(message: Message) -> dict[str, str]:
-    return read_marks(cast(Headers, message.headers()))
+    return read_added_headers(cast(Headers, message.headers()))
 
 
 def place_of(message: Message) -> Place:
@@ -171,14 +178,14 @@ def test_control_letters_that_are_written_when_their_offset_has_passed_are_lost_
     effects, letters = cast(Database, effects_of("postgres")), topic(2)
     flags = ("--dead-table=dead" if way == "table" else f"--dead-topic={letters}", "--letters-apart")
     job = Job(kafka.bootstrap, topic(PARTITIONS), group, effects.offsets, tmp_path, flags)
-    kill_and_finish(
-        job, FEW, lambda: effects.rows, lambda: has_passed(effects, FEW),
+    records, _ = kill_and_finish(
+        job, FEW, lambda: effects.rows, lambda _: has_passed(effects, job),
         kills=0, first_in=(Phase.APART,), in_peace=True,
     )  # fmt: skip
-    check_good(places(effects, "seen", "position"), FEW, exactly=True)
+    check_good(places(effects, "seen", "position"), records, exactly=True)
     look = partial(check_the_table, effects) if way == "table" else partial(check_the_topic, kafka, letters)
     with pytest.raises(AssertionError, match="nothing is missing"):
-        look(FEW)
+        look(records)
 
 
 def check_none_is_missing(buried: Iterable[Place], records: Records) -> None:
@@ -194,34 +201,37 @@ def check_good(good: Sequence[Place], records: Records, *, exactly: bool) -> Non
 
 def kill_and_finish(
     job: Job,
-    records: Records,
+    each: int,
     counted: Callable[[], int],
-    done: Callable[[], bool],
+    done: Callable[[Records], bool],
     *,
     kills: int = KILLS,
     phases: tuple[Phase, ...] = INSIDE,
     first_in: tuple[Phase, ...] = (),
     in_peace: bool = False,
-) -> Hits:
-    """`first_in`: where one each is hit before the others, whatever comes. `in_peace`: those that are left may end what
-    they have begun."""
-    fill(job, records.filled, PARTITIONS, value_at, gaps=False)
-    chance, hits, expected = printed_seed(), Hits(), len(records.all - records.dead)
+) -> tuple[Records, Hits]:
+    """`each`: records a partition. `done`: of those that were there before the kills. `first_in`: where one each is hit
+    before the others, whatever comes. `in_peace`: those that are left may end what they have begun."""
+    fill(job, each * PARTITIONS, PARTITIONS, value_of)
+    filled = Records.read(job, each)
+    chance, hits, expected = printed_seed(), Hits(), len(filled.all - filled.dead)
     with fleet(job) as workers:
         for _ in range(2):
             workers.grow()
         for phase in first_in:
             hits += kill_one_in(workers, phase, counted, expected // 8, chance, within=PATIENCE)
         hits += kill_while_working(workers, kills, counted, expected, chance, phases, within=PATIENCE)
-        workers.await_work(done, within=PATIENCE, what="every record is done or dead")
+        workers.await_work(lambda: done(filled), within=PATIENCE, what="every record is done or dead")
         workers.assert_liveness(PARTITIONS)
         if in_peace:
             workers.stop()
-    return hits
+    return Records.read(job, each, b"x"), hits
 
 
-def has_passed(effects: Database, records: Records) -> bool:
-    return effects.ask("select sum(next_offset) from kconsume_offsets") == records.filled
+def has_passed(effects: Database, job: Job) -> bool:
+    """All partitions to the ends of their logs, behind the last transaction marker."""
+    ends = ends_of(job.brokers, job.topic, PARTITIONS)
+    return effects.ask("select sum(next_offset) from kconsume_offsets") == sum(ends)
 
 
 def places(effects: Database, table: str, position: str) -> list[Place]:

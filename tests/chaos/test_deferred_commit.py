@@ -17,10 +17,11 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from kconsume import App, Partition
-from kconsume.cluster import Cluster
-from kconsume.runtime.source import CommitResult, Source
-from kconsume.settings import ClientValue
-from kconsume.testing.services.kafka_local import LocalKafka
+from kconsume._config.client_settings import ClientValue
+from kconsume._kafka.admin import Cluster
+from kconsume._kafka.commit_result import CommitResult
+from kconsume._kafka.consumer import KafkaConsumer
+from kconsume.testing.services import LocalKafka
 from kconsume.testing.services.ports import free_port
 from tests.contract.redis_proxy import RedisProxy
 from tests.fix_arena import PROTOCOLS
@@ -63,9 +64,9 @@ def broker() -> Iterator[Broker]:
 def test_a_commit_that_was_put_off_while_the_partition_was_lost_takes_nothing_back(
     broker: Broker, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers, note = list[CommitResult](), Source._note_commit
+    answers, note = list[CommitResult](), KafkaConsumer._note_commit
 
-    def noted(source: Source, *answer) -> None:  # type: ignore[no-untyped-def]
+    def noted(source: KafkaConsumer, *answer) -> None:  # type: ignore[no-untyped-def]
         note(source, *answer)
         answers.append(source.commit_results[-1])
 
@@ -96,7 +97,7 @@ def test_a_commit_that_was_put_off_while_the_partition_was_lost_takes_nothing_ba
         stack.callback(broker.line.up)
         stack.enter_context(one.running())
         eventually(lambda: committed() == 5, what="the first half is committed")
-        monkeypatch.setattr(Source, "_note_commit", noted)
+        monkeypatch.setattr(KafkaConsumer, "_note_commit", noted)
         produce(broker.bootstrap, topic, map(str, range(5, 10)), partition=0, anew=True)
         eventually(is_held.is_set, what="the second half is there")
         broker.line.down()

@@ -55,7 +55,7 @@ def test_killed_consumers_lose_nothing_with_kafka_offsets_and_repeat_a_window_at
     """Without the clock, which commits sooner where handlers are slow; so one more record is not committed. They
     stop two windows ahead of what is committed, so that what comes again does not depend on how long a commit takes."""
     effects, kills = FileEffects(tmp_path / "seen.txt"), form(short=3, long=20)
-    job = work(effects.offsets, RECORDS, PARTITIONS, "--window", str(WINDOW), "--chunk", "10", gaps=False)
+    job = work(effects.offsets, RECORDS, PARTITIONS, "--window", str(WINDOW), "--chunk", "10")
     hits = kill_and_finish(job, effects, kills, phases=(Phase.HANDLER,), exactly=False, lives=False)
     assert hits[Phase.HANDLER] > 0
     assert 0 < max(effects.repeats) <= 2 * WINDOW + 1
@@ -63,9 +63,7 @@ def test_killed_consumers_lose_nothing_with_kafka_offsets_and_repeat_a_window_at
 
 def test_control_without_the_window_nothing_is_committed_before_the_clock(work: Work, tmp_path: Path) -> None:
     effects = FileEffects(tmp_path / "seen.txt")
-    job = work(
-        effects.offsets, RECORDS, PARTITIONS, "--window", str(WINDOW), "--chunk", "10", "--no-window", gaps=False
-    )
+    job = work(effects.offsets, RECORDS, PARTITIONS, "--window", str(WINDOW), "--chunk", "10", "--no-window")
     with pytest.raises(AssertionError, match=r"ended by itself with 1(?s:.*)a commit, with a window finished"):
         kill_and_finish(job, effects, 0, exactly=False, lives=False)
 

@@ -51,10 +51,10 @@ def test_a_partition_that_is_paused_or_held_is_reported_with_its_cause(
 
 
 def test_a_worker_whose_handlers_do_not_end_is_reported_across_processes(postgres_url: str, work: Work) -> None:
-    job = work(PostgresEffects(postgres_url).offsets, 2, 2, "--work=60", "--shutdown=1", gaps=False)
+    job = work(PostgresEffects(postgres_url).offsets, 2, 2, "--work=60", "--shutdown=1")
     with fleet(job) as workers:
         worker = workers.grow()
         eventually(lambda: "handler_running" in str(worker.causes), what="its handlers run")
         with pytest.raises(AssertionError, match=r"2 of 2 partitions stand still") as failed:
             workers.assert_liveness(2, within=1.0)
-    assert len(re.findall(r"stored=0 end=2 cause=handler_running in worker-1: .", str(failed.value))) == 2
+    assert len(re.findall(r"stored=0 end=3 cause=handler_running in worker-1: .", str(failed.value))) == 2

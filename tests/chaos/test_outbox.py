@@ -20,10 +20,11 @@ from confluent_kafka.admin import AdminClient
 
 from kconsume import App, Outgoing, Record
 from kconsume.records import Headers
-from kconsume.testing.services.kafka_local import LocalKafka
+from kconsume.testing.services import LocalKafka
 from tests.chaos.effects import EffectsOf, PostgresEffects, SqliteEffects
 from tests.chaos.fleet import Fleet, Job, Work, Worker, fill, fleet, kill_one_in, kill_while_working
 from tests.chaos.form import PATIENCE, TIMEOUT, form, printed_seed
+from tests.chaos.log import offsets_in, read_log
 from tests.chaos.phases import Phase
 from tests.chaos.test_zombie import REFUSED, freeze_in_between
 from tests.contract.test_output import everything
@@ -53,12 +54,12 @@ def test_killed_consumers_send_all_of_it_in_order_and_who_drops_repeats_has_each
     effects_of: EffectsOf, work: Work, topic: MakeTopic, store: str
 ) -> None:
     effects, target = cast(Effects, effects_of(store)), topic(2)
-    job = work(effects.offsets, RECORDS, PARTITIONS, f"--to={target}", gaps=False)
+    job = work(effects.offsets, RECORDS, PARTITIONS, f"--to={target}")
     with fleet(job) as workers:
         kill_and_finish(job, effects, workers)
     sent = everything(job.brokers, target)
     print(f"sent={len(sent)} repeated={len(sent) - ALL}")  # noqa: T201  (shown when the test fails, and by -s)
-    check_all_are_there(sent, ALL)
+    check_all_are_there(sent, job, ALL)
     check_each_is_taken_once(job.brokers, target, effects, ALL)
 
 
@@ -67,11 +68,11 @@ def test_with_rows_deleted_before_they_are_confirmed_a_kill_loses_some(
 ) -> None:
     """The control: the same kills, and the same look at what is there."""
     effects, target = cast(Effects, effects_of("sqlite")), topic(2)
-    job = work(effects.offsets, RECORDS, PARTITIONS, f"--to={target}", "--delete-first", gaps=False)
+    job = work(effects.offsets, RECORDS, PARTITIONS, f"--to={target}", "--delete-first")
     with fleet(job) as workers:
         kill_and_finish(job, effects, workers, kills=1)
     with pytest.raises(AssertionError, match="nothing is missing"):
-        check_all_are_there(everything(job.brokers, target), ALL)
+        check_all_are_there(everything(job.brokers, target), job, ALL)
 
 
 @pytest.mark.parametrize("store", form(short=["postgres"], long=STORES))
@@ -79,7 +80,7 @@ def test_a_frozen_consumer_that_wakes_after_its_partitions_moved_puts_nothing_ou
     effects_of: EffectsOf, work: Work, topic: MakeTopic, store: str
 ) -> None:
     effects, target = cast(Effects, effects_of(store)), topic(2)
-    job = work(effects.offsets, RECORDS, PARTITIONS, f"--to={target}", "--slow-to-notice", gaps=False)
+    job = work(effects.offsets, RECORDS, PARTITIONS, f"--to={target}", "--slow-to-notice")
     with fleet(job) as workers:
         zombie = workers.grow()
         workers.await_work(lambda: effects.rows > RECORDS // 8, within=PATIENCE, what="the first owner works")
@@ -91,7 +92,7 @@ def test_a_frozen_consumer_that_wakes_after_its_partitions_moved_puts_nothing_ou
             print(zombie.log, successor.log)  # noqa: T201  (shown when the test fails)
             raise
         zombie.wake()
-        fill(job, MORE, PARTITIONS, gaps=False)
+        fill(job, MORE, PARTITIONS)
         workers.await_work(
             lambda: effects.distinct == RECORDS + MORE and waiting(effects) == 0,
             within=PATIENCE,
@@ -104,7 +105,7 @@ def test_a_frozen_consumer_that_wakes_after_its_partitions_moved_puts_nothing_ou
     print(f"sent={len(sent)} repeated={len(sent) - ALL - MORE}")  # noqa: T201
     assert effects.rows == effects.distinct, "the zombie wrote"
     assert len(sent) > ALL + MORE, "what the zombie had sent and not deleted is sent again"
-    check_all_are_there(sent, ALL + MORE)
+    check_all_are_there(sent, job, ALL + MORE)
     check_each_is_taken_once(job.brokers, target, effects, ALL + MORE)
 
 
@@ -128,12 +129,12 @@ def test_a_broker_that_goes_while_the_outbox_fills_leaves_no_gap(effects_of: Eff
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
         for name in (source, target):
             create_topic(admin, name, 1)
-        produce(kafka.bootstrap, source, (str(n) for n in range(6_000)), partition=0)
+        produce(kafka.bootstrap, source, (str(n) for n in range(6_000)), partition=0, gaps=True)
         app, gate, most = App(kafka.bootstrap, group=group, offsets=effects.offsets, kafka=QUICK), threading.Event(), []
 
         @app.consume(source, to=target, chunk=20)
         def handle(value: str, record: Record, tx: sqlite3.Connection) -> Outgoing:
-            if record.offset == 1_000:
+            if value == "1000":
                 gate.wait(60)
             tx.execute("insert into seen values (0, ?, 'me')", (record.offset,))
             return Outgoing(value, key="k")
@@ -182,9 +183,9 @@ def waiting(effects: Effects) -> int:
     return effects.ask("select count(*) from kconsume_outbox")
 
 
-def check_all_are_there(sent: list[Message], records: int) -> None:
-    each = records // PARTITIONS
-    expected = {f"{partition}:{position}" for partition in range(PARTITIONS) for position in range(each)}
+def check_all_are_there(sent: list[Message], job: Job, records: int) -> None:
+    log = read_log(job.brokers, job.topic, PARTITIONS, records // PARTITIONS)
+    expected = {f"{partition}:{position}" for partition, position in log}
     by_origin: dict[str, str] = {}
     for message in sent:
         value = (message.value() or b"").decode()
@@ -194,7 +195,7 @@ def check_all_are_there(sent: list[Message], records: int) -> None:
     assert len(by_origin) == records, "and nothing is there under two origins"
     for partition in range(PARTITIONS):
         own = [(m.value() or b"").decode() for m in sent if m.key() == str(partition).encode()]
-        assert list(dict.fromkeys(own)) == [f"{partition}:{position}" for position in range(each)], "in order"
+        assert list(dict.fromkeys(own)) == [f"{partition}:{n}" for n in offsets_in(log, partition)], "in order"
 
 
 def origin_of(message: Message) -> str:

@@ -25,7 +25,7 @@ from confluent_kafka.admin import AdminClient
 
 from kconsume import App, DeadLetter, Record
 from kconsume.backends import PostgresStore, SqliteStore
-from kconsume.failures.letters import read_marks, redrive_topic
+from kconsume.failures.letter_headers import read_added_headers, redrive_topic
 from kconsume.records import Partition
 from kconsume.testing.services import KafkaService
 from tests.chaos.fleet import REPOSITORY
@@ -48,7 +48,7 @@ LAST = Counter({LETTERS: PARTITIONS})
 SOON: dict[str, int] = {"session.timeout.ms": 6000}
 
 COMMAND = "from kconsume.cli import main; main()"
-FORGETFUL = f"from kconsume.cli import redrive_topic; redrive_topic.sent_to = lambda *_: set(); {COMMAND}"
+FORGETFUL = f"from kconsume.cli.letter_topics import LetterTopics; LetterTopics.sent_to = lambda *_: set(); {COMMAND}"
 """The same without its guard: it does not look at what was sent back before."""
 
 
@@ -216,17 +216,22 @@ def with_topic(kafka: KafkaService, topic: MakeTopic, folder: Path, clean: list[
     dead = topic(2, name=f"{source}.dlq")
     work = Work(kafka, folder, source, repr(dead), "kafka://")
     clean.append(work.back)
-    producer = Producer({"bootstrap.servers": kafka.bootstrap, "linger.ms": 5})
-    for letter in work.letters:
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "linger.ms": 5, "transactional.id": dead})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    for number, letter in enumerate(work.letters):
+        if number in (1, 2, 3) or number % 100 == 50:  # markers between the letters, and behind the last
+            producer.commit_transaction(60)
+            producer.begin_transaction()
         moment = int(cast(datetime, letter.timestamp).timestamp() * 1000)
-        headers: list[tuple[str, str | bytes | None]] = [*letter.headers, *letter.marks]
+        headers: list[tuple[str, str | bytes | None]] = [*letter.headers, *letter.added_headers]
         producer.produce(dead, letter.value, letter.key, letter.offset % 2, headers=headers, timestamp=moment)
-    assert producer.flush(60) == 0
+    producer.commit_transaction(60)
     return work
 
 
 def origins(work: Work) -> list[str]:
-    return [read_marks(cast(Any, message.headers()))["origin"] for message in back(work.bootstrap, work.back)]
+    return [read_added_headers(cast(Any, message.headers()))["origin"] for message in back(work.bootstrap, work.back)]
 
 
 def asked_of(offsets: str) -> Callable[[str], list[tuple[Any, ...]]]:

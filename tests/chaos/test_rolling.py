@@ -58,7 +58,7 @@ def test_processes_of_both_versions_run_side_by_side(
             assert all(effects.by(worker.name) > had for worker, had in zip(by, before, strict=True))
 
         def joined(source: Path) -> Worker:
-            worker = workers.grow(source)
+            worker = workers.grow(source=source)
             workers.await_work(lambda: "assigned partitions=2" in worker.log, within=60, what="it has half of them")
             return worker
 

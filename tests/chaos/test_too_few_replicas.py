@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from kconsume import App, DeadLetter, Record
-from kconsume.testing.services.kafka_local import LocalKafka
+from kconsume.testing.services import LocalKafka
 from tests.chaos.brokers import another, create
 from tests.chaos.form import TIMEOUT
 from tests.contract.test_outbox import alter
@@ -39,7 +39,7 @@ def test_a_dead_letter_waits_for_the_replicas_that_its_topic_asks_for_and_nothin
             seen.append(value)
 
         def held() -> list[str]:
-            return [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR and "held" in r.msg]
+            return [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR and "held" in r.getMessage()]
 
         with app.running():
             arena.produce(source, ["0:0", "bad0"], 0)
@@ -47,7 +47,7 @@ def test_a_dead_letter_waits_for_the_replicas_that_its_topic_asks_for_and_nothin
             second.stop()
             arena.produce(source, ["bad1"], 0)
             eventually(held, what="it is said")
-            assert f"held record={source}/0@2" in held()[0]
+            assert f"dead letter unwritten record={source}/0@2" in held()[0]
             arena.produce(source, ["0:after"], 0)
             arena.produce(source, ["1:0", "1:1"], 1)
             eventually(lambda: seen == ["0:0", "1:0", "1:1"], what="the other partition flows")

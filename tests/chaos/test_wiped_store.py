@@ -11,9 +11,10 @@ import redis
 from redis.client import Pipeline
 
 from kconsume import App, Partition, Record
+from kconsume._runtime import loop
+from kconsume._runtime.assignment import held_watch
 from kconsume.backends import open_store
 from kconsume.errors import ConfigurationError, StoreError
-from kconsume.runtime import loop, tenancy
 from kconsume.testing.services import KafkaService
 from tests.chaos.effects import PostgresEffects, RedisEffects
 from tests.fix_arena import QUICK
@@ -67,7 +68,7 @@ def test_offsets_that_are_gone_hold_their_partitions_until_a_user_decides(
     refuse our commits."""
     if not shown:
         monkeypatch.setattr(loop, "_to_mirror", lambda _: None)
-    monkeypatch.setattr(tenancy, "LOOK_EVERY", 0.1)
+    monkeypatch.setattr(held_watch, "LOOK_EVERY", 0.1)
     store, _, _ = wipe.partition("-")
     url = request.getfixturevalue(f"{store}_url")
     effects = PostgresEffects(url) if store == "postgres" else RedisEffects(url)
@@ -81,7 +82,7 @@ def test_offsets_that_are_gone_hold_their_partitions_until_a_user_decides(
         tx.rpush(f"seen:{record.partition}", f"{record.offset} me")
 
     def more() -> None:
-        for place in places:
+        for place in places:  # without transaction markers: the test resets to offsets by their number
             produce(kafka.bootstrap, name, [b"x"] * EACH, partition=place.number)
 
     app.consume(name, start="latest")(insert if store == "postgres" else push)
@@ -125,8 +126,10 @@ def test_tables_that_are_gone_end_the_process_and_the_next_one_skips_nothing(
             produce(kafka.bootstrap, name, [b"x"] * EACH, partition=0)
             eventually(lambda: False, what="the failure ends this")
 
-    with pytest.raises(StoreError, match=r"kconsume_\w+\S* does not exist"):
+    with pytest.raises(StoreError, match=r"kconsume_\w+\S* does not exist") as gone:
         drop_under(member())
+    assert "restore the tables from a backup" in str(gone.value)
+    assert "store.reset(group, {partition: offset})" in str(gone.value)
     with pytest.raises(ConfigurationError, match=rf"{name}/0 stands at 1 there and has no row here"):
         member().catch_up(idle=0.2)
     assert effects.rows == 1

@@ -20,9 +20,9 @@ import psycopg
 from redis.client import Pipeline
 
 from kconsume import App, DeadLetter, Outgoing, Partition, Record, Retry, RetryTopics
+from kconsume._config.client_settings import ClientValue
 from kconsume.errors import HandlerTimeout
-from kconsume.failures.letters import read_marks
-from kconsume.settings import ClientValue
+from kconsume.failures.letter_headers import read_added_headers
 from tests.chaos import sabotage
 from tests.chaos.form import form
 from tests.chaos.phases import Board, Phase
@@ -39,24 +39,24 @@ LIMIT = form(short=4.0, long=2.0)
 it; in the long one two hundred calls hang, with SQLite one after the other."""
 
 
-def is_poison(offset: int) -> bool:
-    """Where handlers fail, if they are to: on one record of a hundred."""
-    return offset % 100 == 7
+def is_poison(value: str) -> bool:
+    """Where handlers fail, if they are to: on one numbered record of a hundred."""
+    return value.isdecimal() and int(value) % 100 == 7
 
 
-def is_hanging(offset: int) -> bool:
+def is_hanging(value: str) -> bool:
     """Where they never return, if they are to fail: on one of a thousand."""
-    return offset % 1000 == 750
+    return value.isdecimal() and int(value) % 1000 == 750
 
 
-def failures_of(offset: int) -> int:
+def failures_of(value: str) -> int:
     """How often handlers fail on a record, if it is tried again later: one of eight fails, some for ever."""
-    return {1: 1, 9: 2, 20: 1_000}.get(offset % 24, 0)
+    return {1: 1, 9: 2, 20: 1_000}.get(int(value) % 24, 0) if value.isdecimal() else 0
 
 
 def first_place(record: Record) -> tuple[int, int]:
     """Where it stood before it failed."""
-    marks = read_marks(record.headers)
+    marks = read_added_headers(record.headers)
     return (int(marks["partition"]), int(marks["offset"])) if "rung" in marks else (record.partition, record.offset)
 
 
@@ -106,6 +106,7 @@ def _asked() -> argparse.Namespace:
     parser.add_argument(
         "--window", type=int, help="with kafka://: records after which offsets are committed, and only so"
     )
+    parser.add_argument("--notice-when", help="no loss of partitions is noticed until this file is there")
     parser.add_argument("--gate", help="the first claim waits until this file is there")
     for flag in ("hot-row", "slow-to-notice", "no-fence", "retry-unknown", "kip-848", "no-intake", "delete-first"):
         parser.add_argument(f"--{flag}", action="store_true")
@@ -147,6 +148,8 @@ def _sabotage(asked: argparse.Namespace, board: Board) -> None:
         sabotage.hold_the_first_claim(Path(asked.gate))
     if asked.slow_to_notice:
         sabotage.notice_slowly()
+    if asked.notice_when is not None:
+        sabotage.notice_when_told(Path(asked.notice_when))
     if asked.retry_unknown:
         sabotage.retry_what_may_be_done()
     if asked.no_intake:
@@ -182,10 +185,10 @@ def _not_ahead(app: App, asked: argparse.Namespace, handle: Callable[..., None])
 
     def is_near(record: Record) -> bool:
         supervisor, partition = app._supervisor, Partition(record.topic, record.partition)
-        holding = None if supervisor is None else supervisor.engines[0].tenancy.holdings.get(partition)
-        if holding is None:
+        owned = None if supervisor is None else supervisor.consumers[0].assignment.partitions.get(partition)
+        if owned is None:
             return True  # it is being given up
-        committed = holding.stored
+        committed = owned.stored
         if committed is None:
             committed = begun.setdefault(record.partition, record.offset)
         else:
@@ -206,13 +209,13 @@ def _handler(asked: argparse.Namespace, board: Board) -> Callable[..., None]:
     # With a limit, a call has a thread of its own, and the lane's is the one that is in the transaction.
     after = Phase.TRANSACTION if _limit(asked) is None else Phase.IDLE
 
-    def fail_on_some(record: Record) -> None:
+    def fail_on_some(value: str, record: Record) -> None:
         if asked.delays:
-            if int(read_marks(record.headers).get("rung", "0")) < failures_of(first_place(record)[1]):
+            if int(read_added_headers(record.headers).get("rung", "0")) < failures_of(value):
                 raise LookupError("not yet")
-        elif some_fail and is_poison(record.offset):
+        elif some_fail and is_poison(value):
             raise LookupError(f"poison at {record.offset}")
-        elif some_fail and is_hanging(record.offset):
+        elif some_fail and is_hanging(value):
             board.set(Phase.IDLE)  # of this thread, for good: it is given up, and nothing is done by it any more
             threading.Event().wait()
 
@@ -220,7 +223,7 @@ def _handler(asked: argparse.Namespace, board: Board) -> Callable[..., None]:
         with board.during(Phase.HANDLER, after):
             tx.execute("insert into seen values (?, ?, ?)", (record.partition, record.offset, name))
             time.sleep(seconds)
-            fail_on_some(record)
+            fail_on_some(value, record)
 
     def insert(value: str, record: Record, tx: psycopg.Connection) -> None:
         with board.during(Phase.HANDLER, after):
@@ -229,18 +232,18 @@ def _handler(asked: argparse.Namespace, board: Board) -> Callable[..., None]:
             place = apart or tx
             place.execute("insert into seen values (%s, %s, %s)", (*first_place(record), name))
             time.sleep(seconds)
-            fail_on_some(record)
+            fail_on_some(value, record)
 
     def push(value: str, record: Record, tx: Pipeline) -> None:
         with board.during(Phase.HANDLER, after):
             tx.rpush(f"seen:{record.partition}", f"{record.offset} {name}")
             time.sleep(seconds)
-            fail_on_some(record)
+            fail_on_some(value, record)
 
     def append(value: str, record: Record) -> None:
         with board.during(Phase.HANDLER, Phase.IDLE):
             time.sleep(seconds)
-            fail_on_some(record)
+            fail_on_some(value, record)
             os.write(file, b"%d %d\n" % (record.partition, record.offset))
 
     apart = psycopg.connect(asked.offsets, autocommit=True) if asked.effects_apart else None

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from kconsume.testing.broker import NamedBroker, attach
+from kconsume._embedded.named_broker import NamedBroker, attach
 from tests.fix_kafka import produce
 from tests.waiting import eventually
 

@@ -18,14 +18,14 @@ from click.testing import CliRunner, Result
 from confluent_kafka import Consumer, KafkaError, Producer
 from confluent_kafka.admin import AdminClient
 
+from kconsume._embedded import broker_files, named_broker
+from kconsume._embedded.named_broker import attach, find, names
 from kconsume.cli.broker import broker as command
 from kconsume.errors import ConfigurationError, EmbeddedBrokerError
-from kconsume.testing import broker as named
-from kconsume.testing.broker import attach, find, names
 from tests.waiting import eventually
 
 DEADLINE = 60.0
-ATTACH = "from kconsume.testing.broker import attach; broker = attach('shop'); print(broker.about.pid)"
+ATTACH = "from kconsume._embedded.named_broker import attach; broker = attach('shop'); print(broker.about.pid)"
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +102,7 @@ def test_a_broker_outlives_its_starter_and_holds_none_of_its_output() -> None:
 def pids_of_four_attachers(preparation: str = "") -> set[str]:
     """The broker each of four processes got; "" where one got an error. The brokers end with the four."""
     code = (
-        f"{preparation}\nimport sys\nfrom kconsume.testing.broker import attach\n"
+        f"{preparation}\nimport sys\nfrom kconsume._embedded.named_broker import attach\n"
         "print(attach('shop', until_exit=True).about.pid, flush=True)\n"
         "sys.stdin.read()"
     )
@@ -123,7 +123,7 @@ def test_four_processes_that_attach_at_once_get_one_broker() -> None:
 
 def test_four_processes_that_attach_at_once_without_the_lock_do_not() -> None:
     """The negative control of the test above."""
-    no_lock = "import kconsume.testing.broker as b; b._locked = lambda lock: True"
+    no_lock = "import kconsume._embedded.broker_files as b; b._locked = lambda lock: True"
 
     eventually(lambda: len(pids_of_four_attachers(no_lock)) > 1, within=60, what="attachers that do not agree")
 
@@ -176,10 +176,10 @@ def test_what_the_mock_refuses_is_refused_from_afar_in_the_same_words() -> None:
     broker.move_leader("orders", 0, 2)
     with pytest.raises(EmbeddedBrokerError, match="broker 3 cannot be taken down: BROKER_NOT_AVAILABLE"):
         broker.broker_down(3)
-    with pytest.raises(EmbeddedBrokerError, match="nothing an embedded broker can do"):
-        broker._tell("cluster_destroy")
-    with pytest.raises(EmbeddedBrokerError, match="not understood"):
-        broker._tell("topic_delete", 7)
+    with pytest.raises(EmbeddedBrokerError, match="is not a function of the embedded broker"):
+        broker.control("cluster_destroy")
+    with pytest.raises(EmbeddedBrokerError, match="could not be read"):
+        broker.control("topic_delete", 7)
 
 
 def test_stop_ends_the_process_and_removes_its_files(folder: Path) -> None:
@@ -221,7 +221,7 @@ def test_kafka_requests_keep_a_broker_alive() -> None:
 
 def test_a_broker_tied_to_its_starter_ends_when_that_is_killed(folder: Path) -> None:
     starter = another_process(
-        "from kconsume.testing.broker import attach\n"
+        "from kconsume._embedded.named_broker import attach\n"
         "print(attach('shop', until_exit=True).bootstrap, flush=True)\n"
         "import signal; signal.pause()"
     )
@@ -239,7 +239,7 @@ def test_a_frozen_broker_is_reported_and_not_replaced(monkeypatch: pytest.Monkey
     broker = attach("shop")
     os.kill(broker.about.pid, signal.SIGSTOP)
     with monkeypatch.context() as patch:
-        patch.setattr(named, "_ASK_DEADLINE", 0.3)
+        patch.setattr(named_broker, "_REPLY_DEADLINE", 0.3)
         with pytest.raises(EmbeddedBrokerError, match=f"kill -9 {broker.about.pid}"):
             attach("shop")
         listing = run("--json")
@@ -283,7 +283,7 @@ def test_without_a_runtime_folder_the_temporary_one_is_used(monkeypatch: pytest.
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(folder.parent))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder / "not-there"))
 
-    assert named._folder() == folder.parent / f"kconsume-{os.getuid()}"
+    assert broker_files.folder() == folder.parent / f"kconsume-{os.getuid()}"
 
 
 def run(*arguments: str) -> Result:

@@ -18,12 +18,12 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from kconsume.cli import demo_app
-from kconsume.cli.demo import ORDERS, Play, complaints_of
-from kconsume.cli.demo_screen import Result, show_result
-from kconsume.cli.demo_stage import Books, prepare
+from kconsume._runtime.deadlines import Deadline
+from kconsume.cli.demo import app
+from kconsume.cli.demo.command import ORDERS, DemoRun, complaints_of
+from kconsume.cli.demo.screen import Result, show_result
+from kconsume.cli.demo.stage import DemoDatabase, prepare
 from kconsume.errors import ConfigurationError
-from kconsume.runtime.budget import Deadline
 from tests.cli.conftest import Shop
 from tests.waiting import eventually
 
@@ -138,13 +138,13 @@ def test_orders_are_waited_for_as_long_as_they_are_handled_however_slowly(
     upto: int, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Given up too soon, those that nobody has come to yet would be called lost."""
-    module, books = import_module("kconsume.cli.demo"), SlowBooks(upto)
+    module, books = import_module("kconsume.cli.demo.command"), SlowBooks(upto)
     monkeypatch.setattr(module, "Deadline", partial(Deadline, clock=lambda: books.now))
     monkeypatch.setattr(module, "_TICK", 0.0)
     first = SimpleNamespace(pid=1, name="consumer 1", running=True, killed=False, stopped=False)
     props: Any = SimpleNamespace(produced=lambda: 100, consumers=[first], sent=100)
     shown: Any = SimpleNamespace(show=lambda view: None)
-    Play(props, cast(Books, books), shown, "kept.db")._catch_up()
+    DemoRun(props, cast(DemoDatabase, books), shown, "kept.db")._catch_up()
     assert books.now == seconds
 
 
@@ -155,7 +155,7 @@ def test_orders_are_waited_for_as_long_as_they_are_handled_however_slowly(
         ({"rows": 102, "duplicated": 2}, "2 rows are there twice"),
         ({"rows": 101}, "101 rows for 100 orders"),
         ({"handled": 98}, "offsets say 98 of 100 orders were handled"),
-        ({"take_over": None}, "nobody took over the partitions of consumer 2"),
+        ({"take_over": None}, "no consumer took over the partitions of consumer 2"),
     ],
 )
 def test_a_count_that_does_not_agree_is_a_complaint(change: dict[str, int | None], told: str) -> None:
@@ -171,7 +171,7 @@ def test_the_books_see_rows_that_are_there_twice(tmp_path: Path) -> None:
         rows = [(number, "plum", 1, 0, "consumer 1", float(number)) for number in (1, 2, 2, 4)]
         made.executemany("insert into orders values (?, ?, ?, ?, ?, ?)", rows)
         made.commit()
-    with closing(Books(file)) as books:
+    with closing(DemoDatabase(file)) as books:
         assert books.rows() == {"consumer 1": 4}
         assert books.distinct() == 3
         assert books.span() == 3.0
@@ -190,7 +190,7 @@ def test_the_end_says_how_to_look_for_oneself(monkeypatch: pytest.MonkeyPatch, p
     assert ("sqlite3 kept.db" in told) == (program is not None)
     assert ("-c \"import sqlite3; print(*sqlite3.connect('kept.db')" in told) == (program is None)
     assert "70 by consumer 1, 30 by consumer 2" in told
-    assert str(demo_app.__file__) in told
+    assert str(app.__file__) in told
 
 
 def test_the_end_says_what_does_not_agree() -> None:

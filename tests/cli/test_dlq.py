@@ -16,14 +16,16 @@ import psycopg
 import pytest
 from confluent_kafka import Producer
 
+from kconsume._embedded.named_broker import attach
+from kconsume._kafka.admin import Cluster
 from kconsume.backends import PostgresStore, SqliteStore, TransactionalStore
-from kconsume.backends.abc import LetterTx, Position
-from kconsume.backends.claiming import granted
-from kconsume.cli.dlq_pytest import source_of
-from kconsume.cluster import Cluster
-from kconsume.failures.letters import Letter
+from kconsume.backends.base import Position
+from kconsume.backends.capabilities import LetterTx
+from kconsume.backends.claim import granted
+from kconsume.backends.dead_letters.sender import sender_in
+from kconsume.cli.dlq.as_test import source_of
+from kconsume.failures.letter_headers import Letter
 from kconsume.records import Partition
-from kconsume.testing.broker import attach
 from kconsume.testing.services import KafkaService
 from tests.cli.conftest import Shop
 from tests.cli.test_failed import sell
@@ -130,7 +132,7 @@ def post(*letters: Letter, topic: str = "orders.dlq", partition: int = 0) -> Non
     producer = Producer({"bootstrap.servers": attach("shop").bootstrap})
     for letter in letters:
         millis = int(cast(datetime, letter.timestamp).timestamp() * 1000)
-        headers: list[tuple[str, str | bytes | None]] = [*letter.headers, *letter.marks]
+        headers: list[tuple[str, str | bytes | None]] = [*letter.headers, *letter.added_headers]
         producer.produce(topic, letter.value, letter.key, partition, headers=headers, timestamp=millis)
         assert producer.flush(20) == 0
 
@@ -187,8 +189,8 @@ class TestATopic:
         told = said(with_topic, "list", "shop:app")
         key_error, decode_error = (line.split() for line in told.splitlines() if ".dlq/" in line)
         times = f"{OLD.timestamp:%Y-%m-%d %H:%M:%S} {NOW:%Y-%m-%d %H:%M:%S}".split()
-        assert key_error == ["2", "orders", *times, "orders.dlq/0@1", "builtins.KeyError"]
-        assert (decode_error[:2], decode_error[-1]) == (["1", "returns"], "kconsume.errors.DecodeError")
+        assert key_error == ["2", "0", "orders", *times, "orders.dlq/0@1", "builtins.KeyError"]
+        assert (decode_error[:3], decode_error[-1]) == (["1", "0", "returns"], "kconsume.errors.DecodeError")
         assert "times in UTC, of the record" in told
         assert "without a header kconsume-origin, and so no dead letters: 1 more" in told
         assert told.endswith("total 3 dead letters\n")
@@ -333,7 +335,7 @@ class TestAsATest:
     def test_a_handler_with_an_sqlite_transaction_gets_an_empty_database(self, with_table: Shop) -> None:
         said(with_table, "show", "shop:app", "2", "--as-test", "test_mine.py")
         source = (with_table.folder / "test_mine.py").read_text()
-        assert "# It is empty: make the tables here that reserve uses" in source
+        assert "# The database is empty: make the tables here that reserve uses" in source
         assert _pytest(with_table, "test_mine.py").returncode == 1
         mended = TO_TABLE.replace('order["sku"]', 'tx.execute("select 1")')
         with_table.write("shop", mended.format(offsets="sqlite:///shop.db", parameter=", tx: sqlite3.Connection"))
@@ -389,7 +391,7 @@ class TestAsATest:
         [
             (
                 ("shop:app", "orders.dlq/0@1", "--as-test", "shop.py"),
-                "shop.py is there already, and is not written over",
+                "shop.py exists already, and is not overwritten",
             ),
             (("shop:app", "orders.dlq/0@1", "--as-test", "no/t.py"), "no/t.py cannot be written"),
             (("--as-test", "shop:app", "orders.dlq/0@1"), "write FILE.py, or put --as-test last"),
@@ -408,7 +410,7 @@ class TestAsATest:
     ("arguments", "says"),
     [
         (("list", "--brokers", "embedded://shop", "--topic", "order.dlq"), "did you mean 'orders.dlq'?"),
-        (("show", "shop:app", "orders.dlq/1@1"), "is no dead letter, because it has no header kconsume-origin"),
+        (("show", "shop:app", "orders.dlq/1@1"), "is not a dead letter, because it has no header kconsume-origin"),
         (("show", "shop:app", "orders.dlq/0@9"), "there is no record orders.dlq/0@9"),
         (("show", "shop:app", "orders.dlq/0@1", "--group", "audit"), "failed in group 'shop', not 'audit'"),
     ],
@@ -430,17 +432,17 @@ def test_what_is_not_there_is_an_error_with_the_fix(with_topic: Shop, arguments:
         (("list", "--offsets", "redis://:s3cret@db", "--table", "failed_orders"), "redis://db:6379/0 has no tables"),
         (("list", "shop:app", "--table", "failed_orders"), "only DeadLetter('orders.dlq'): correct --table"),
         (("list", "shop:app", "--group", "nobody"), "the app has no group 'nobody'"),
-        (("list", "shop:app", "--since", "soon"), "'soon' is no time: write 2026-11-17"),
+        (("list", "shop:app", "--since", "soon"), "'soon' is not a time: write 2026-11-17"),
         (("list", "shop:app", "--brokers", "embedded://shop"), "give one of the two"),
         (("list", "shop:app", "--topic", "orders.dlq", "--table", "t"), "give one of the two"),
         (("list", "--brokers", "embedded://shop"), "or give --brokers and --topic, or --offsets and --table"),
-        (("list",), "where are they? Write MODULE:APP"),
+        (("list",), "no place was named: write MODULE:APP"),
         (("list", "plain:app"), "no handler of the app has on_error=DeadLetter(...)"),
-        (("show", "shop:app"), "'shop:app' is no place of a dead letter"),
-        (("show",), "which dead letter?"),
+        (("show", "shop:app"), "'shop:app' is not the place of a dead letter"),
+        (("show",), "no dead letter was named"),
         (("show", "shop:app", "7"), "the app writes its dead letters to topics"),
-        (("show", "orders.dlq/0@1"), "on which cluster?"),
-        (("show", "--table", "failed_orders", "7"), "in which table?"),
+        (("show", "orders.dlq/0@1"), "no cluster was named"),
+        (("show", "--table", "failed_orders", "7"), "no table was named"),
     ],
 )
 def test_what_cannot_be_asked_is_an_error_with_the_fix(shop: Shop, arguments: tuple[str, ...], says: str) -> None:
@@ -489,3 +491,133 @@ def _with_password(url: str) -> str:
     if parts.password is not None:
         return url
     return parts._replace(netloc=f"{parts.username or 'postgres'}:s3cret@{parts.netloc.rpartition('@')[2]}").geturl()
+
+
+SENT_BACK = "orders.shop.redrive"
+
+
+def send_back(shop: Shop, *letters: Letter) -> None:
+    """As `kconsume dlq redrive --yes` does."""
+    shop.broker(**{SENT_BACK: 1})
+    post(*(replace(letter, redriven=letter.redriven + 1) for letter in letters), topic=SENT_BACK)
+
+
+def mark_sent_back(shop: Shop, *rows: int) -> None:
+    store = SqliteStore(shop.folder / "shop.db")
+    sender = sender_in(store, "failed_orders")
+    sender.prepare()
+    assert sender.send_back(rows, lambda letter: letter.outgoing(SENT_BACK)) == len(rows)
+    store.close()
+
+
+def sent_back(shop: Shop) -> dict[str, int]:
+    """How many were sent back, for each cause."""
+    (place,) = json.loads(said(shop, "list", "shop:app", "--json"))["places"]
+    return {cause["cause"].rpartition(".")[2]: cause["sent_back"] for cause in place["causes"]}
+
+
+class TestLettersThatWereSentBack:
+    def test_a_letter_of_a_topic_says_that_it_was_sent_back(self, with_topic: Shop) -> None:
+        assert sent_back(with_topic) == {"KeyError": 0, "DecodeError": 0}
+        send_back(with_topic, BAD)
+        assert sent_back(with_topic) == {"KeyError": 1, "DecodeError": 0}
+        assert said(with_topic, "list", "shop:app").endswith("total 3 dead letters, 1 of them sent back\n")
+        told = said(with_topic, "show", "shop:app", "orders.dlq/0@1")
+        assert "  it was sent back to group shop, and has not failed since\n" in told
+        places = ("orders.dlq/0@0", "orders.dlq/0@1")
+        assert [document(with_topic, "shop:app", place)["sent_back"] for place in places] == [False, True]
+
+    def test_a_letter_that_failed_again_is_another_one(self, with_topic: Shop) -> None:
+        send_back(with_topic, BAD)
+        post(replace(BAD, redriven=1))
+        assert sent_back(with_topic) == {"KeyError": 1, "DecodeError": 0}
+        assert document(with_topic, "shop:app", "orders.dlq/0@2")["sent_back"] is False
+
+    def test_a_letter_of_a_table_says_that_it_was_sent_back(self, with_table: Shop) -> None:
+        assert sent_back(with_table) == {"KeyError": 0, "DecodeError": 0}
+        mark_sent_back(with_table, 2)
+        assert sent_back(with_table) == {"KeyError": 1, "DecodeError": 0}
+        assert "it was sent back to group shop" in said(with_table, "show", "shop:app", "2")
+        assert [document(with_table, "shop:app", row)["sent_back"] for row in ("1", "2")] == [False, True]
+
+
+def purged(shop: Shop, *options: str) -> dict[str, Any]:
+    (place,) = json.loads(said(shop, "purge", *options, "--json"))["places"]
+    return cast("dict[str, Any]", place)
+
+
+class TestPurge:
+    def test_rows_that_were_sent_back_are_deleted_with_yes_only(self, with_table: Shop) -> None:
+        mark_sent_back(with_table, 1, 3)
+        told = said(with_table, "purge", "shop:app", "--sent-back")
+        assert "  would delete 2 of 3 letters\n" in told
+        assert told.endswith("nothing was deleted: add --yes to delete 2\n")
+        assert sum(listed(with_table, "shop:app").values()) == 3
+        done = purged(with_table, "shop:app", "--sent-back", "--yes")
+        assert (done["letters"], done["selected"], done["deleted"]) == (3, 2, 2)
+        assert listed(with_table, "shop:app") == {"KeyError": 1}
+        assert said(with_table, "purge", "shop:app", "--sent-back").endswith("nothing to delete\n")
+
+    def test_rows_are_deleted_by_age_and_by_group(self, with_table: Shop) -> None:
+        assert purged(with_table, "shop:app", "--before", "1h", "--yes")["deleted"] == 0
+        where = ("--offsets", "sqlite:///shop.db", "--table", "failed_orders")
+        assert purged(with_table, *where, "--before", "2999-01-01", "--group", "audit", "--yes")["deleted"] == 1
+        assert listed(with_table, "shop:app") == {"KeyError": 2}
+        assert purged(with_table, "shop:app", "--before", "2999-01-01", "--sent-back", "--yes")["deleted"] == 0
+
+    def test_of_a_topic_the_beginning_is_deleted_and_what_is_behind_stays(self, with_topic: Shop) -> None:
+        """OLD, BAD, and another old one behind it, which Kafka cannot delete before BAD."""
+        post(replace(OLD, offset=8, origin="shop:T1:3:8"))
+        told = said(with_topic, "purge", "shop:app", "--before", "1h")
+        assert "  would delete 1 of 4 letters\n  1 more stay: they are behind a record that stays" in told
+        done = purged(with_topic, "shop:app", "--before", "1h", "--yes")
+        assert (done["selected"], done["behind"], done["deleted"]) == (1, 1, 1)
+        assert listed(with_topic, "shop:app") == {"KeyError": 2, "DecodeError": 1}
+        assert with_topic.run("dlq", "show", "shop:app", "orders.dlq/0@0").returncode == 2
+        assert document(with_topic, "shop:app", "orders.dlq/0@1")["origin"] == BAD.origin
+
+    def test_of_a_topic_letters_that_were_sent_back_are_deleted(self, with_topic: Shop) -> None:
+        send_back(with_topic, OLD, BAD)
+        assert purged(with_topic, "shop:app", "--sent-back", "--yes")["deleted"] == 2
+        assert listed(with_topic, "shop:app") == {"DecodeError": 1}
+
+    def test_a_record_that_is_no_dead_letter_is_never_deleted(self, with_topic: Shop) -> None:
+        produce(attach("shop").bootstrap, "empty.dlq", [b"hello"])
+        done = purged(with_topic, "shop:app", "--topic", "empty.dlq", "--before", "2999-01-01", "--yes")
+        assert (done["letters"], done["deleted"]) == (0, 0)
+        listing = json.loads(said(with_topic, "list", "shop:app", "--topic", "empty.dlq", "--json"))
+        assert listing["places"][0]["others"] == 1
+
+    def test_without_a_choice_nothing_is_deleted(self, with_topic: Shop) -> None:
+        _refused(with_topic, "purge", "shop:app", "--yes", says="add --sent-back, or --before TIME")
+        assert sum(listed(with_topic, "shop:app").values()) == 3
+
+    def test_a_real_topic_loses_its_beginning(self, shop: Shop, kafka: KafkaService, topic: MakeTopic) -> None:
+        name = topic(1)
+        shop.write("shop", TO_TOPIC.replace("embedded://shop", kafka.bootstrap).replace("orders.dlq", name))
+        producer = Producer({"bootstrap.servers": kafka.bootstrap})
+        for letter in (OLD, BAD):
+            millis = int(cast(datetime, letter.timestamp).timestamp() * 1000)
+            headers: list[tuple[str, str | bytes | None]] = [*letter.headers, *letter.added_headers]
+            producer.produce(name, letter.value, letter.key, 0, headers=headers, timestamp=millis)
+        assert producer.flush(20) == 0
+        assert purged(shop, "shop:app", "--before", "1h", "--yes")["deleted"] == 1
+        partition = Partition(name, 0)
+        assert Cluster(kafka.bootstrap).edges([partition], "earliest") == {partition: 1}
+        assert listed(shop, "shop:app") == {"KeyError": 1}
+
+    def test_on_postgres_rows_are_deleted_too(self, shop: Shop, postgres_url: str) -> None:
+        shop.write("shop", TO_TABLE.format(offsets=postgres_url, parameter="").replace("import sqlite3", ""))
+        keep(PostgresStore(postgres_url), [OLD, BAD, OTHER])
+        assert sent_back(shop) == {"KeyError": 0, "DecodeError": 0}
+        store = PostgresStore(postgres_url)
+        sender = sender_in(store, "failed_orders")
+        sender.prepare()
+        assert sender.send_back([2], lambda letter: letter.outgoing(SENT_BACK)) == 1
+        store.close()
+        assert sent_back(shop) == {"KeyError": 1, "DecodeError": 0}
+        assert document(shop, "shop:app", "2")["sent_back"] is True
+        assert purged(shop, "shop:app", "--sent-back")["selected"] == 1
+        assert purged(shop, "shop:app", "--sent-back", "--yes")["deleted"] == 1
+        assert purged(shop, "shop:app", "--before", "2999-01-01", "--yes")["deleted"] == 2
+        assert listed(shop, "shop:app") == {}

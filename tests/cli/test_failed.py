@@ -12,15 +12,14 @@ import pytest
 import redis
 from confluent_kafka import TIMESTAMP_CREATE_TIME, Message, Producer
 
+from kconsume._embedded.named_broker import attach
 from kconsume.backends import Position, RedisStore
-from kconsume.backends.claiming import granted
-from kconsume.backends.redis_server import Facts
-from kconsume.cli.findings_redis import of_server
+from kconsume.backends.claim import granted
+from kconsume.backends.redis.server_checks import RedisServerFacts
+from kconsume.cli.check.redis import of_server
 from kconsume.errors import Undecided
 from kconsume.records import Headers, Partition
-from kconsume.testing.broker import attach
-from kconsume.testing.services import KafkaService
-from kconsume.testing.services.redis import LocalRedis
+from kconsume.testing.services import KafkaService, LocalRedis
 from tests.cli.conftest import Shop
 from tests.contract.test_output import everything
 from tests.fix_kafka import MakeTopic, unique
@@ -49,8 +48,8 @@ class Stopped:
     store: RedisStore
     url: str
 
-    def failed(self, *words: str) -> str:
-        done = self.shop.run("failed", "shop:app", *words)
+    def failed(self, action: str, *words: str) -> str:
+        done = self.shop.run("failed", action, "shop:app", *words)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -124,12 +123,23 @@ def test_it_is_listed_with_command_and_error(stopped: Stopped) -> None:
     assert (listed["record"], listed["group"], listed["index"], listed["of"]) == ("orders/1@1", "shop", 2, 2)
 
 
+def test_the_order_of_earlier_versions_still_works_with_a_hint(stopped: Stopped) -> None:
+    now, before = (
+        stopped.shop.run("failed", *words, "--json") for words in (("list", "shop:app"), ("shop:app", "list"))
+    )
+    assert (before.returncode, before.stdout) == (now.returncode, now.stdout) == (0, now.stdout)
+    assert before.stderr == "hint: the command comes first: kconsume failed list shop:app --json\n"
+    assert now.stderr == ""
+    skipped = stopped.shop.run("failed", "shop:app", "skip", "orders/1", "--yes")
+    assert "skipped orders/1@1" in skipped.stdout
+
+
 def test_show_fetches_the_record_itself_and_names_the_choices(stopped: Stopped) -> None:
     said = stopped.failed("show", "orders/1")
     assert said.startswith("orders/1@1  20")
     assert "value    mug" in said
     assert "commands before it, which are applied: 1" in said
-    assert "kconsume failed shop:app skip orders/1 --yes" in said
+    assert "kconsume failed skip shop:app orders/1 --yes" in said
     (record,) = json.loads(stopped.failed("show", "orders/1", "--json"))["records"]
     assert record["value"] == "mug"
     assert stopped.offset() == 1
@@ -142,7 +152,7 @@ def test_retry_lets_the_group_handle_it_again(stopped: Stopped) -> None:
 
 
 def test_skip_only_says_what_it_would_do_until_it_is_told_to(stopped: Stopped) -> None:
-    assert "would skip orders/1@1: group shop goes on at orders/1@2; add --yes" in stopped.failed("skip", "orders/1")
+    assert "would skip orders/1@1: group shop continues at orders/1@2; add --yes" in stopped.failed("skip", "orders/1")
     assert stopped.store.failures("shop").keys() == {ORDERS}
     assert "skipped orders/1@1" in stopped.failed("skip", "orders/1", "--yes")
     assert (stopped.store.failures("shop"), stopped.offset()) == ({}, 2)
@@ -190,7 +200,7 @@ class TestRanges:
         said = stopped.failed("show", "orders/1")
         assert "value    cup" in said
         assert "value    mug" in said
-        assert "how much of it, is not known" in said
+        assert "how much was applied is not known" in said
         assert "written to orders.dlq/0@1" in stopped.failed("dead-letter", "orders/1", "--to", "orders.dlq")
         assert stopped.offset() == 2
 
@@ -225,8 +235,8 @@ def break_batch(store: RedisStore, partition: Partition, start: int, end: int) -
 
 
 def test_without_a_topic_nothing_is_written_and_nothing_skipped(stopped: Stopped) -> None:
-    done = stopped.shop.run("failed", "shop:app", "dead-letter", "orders/1")
-    assert (done.returncode, "Add --to" in done.stderr) == (2, True)
+    done = stopped.shop.run("failed", "dead-letter", "shop:app", "orders/1")
+    assert (done.returncode, "add --to" in done.stderr) == (2, True)
     assert stopped.store.failures("shop").keys() == {ORDERS}
 
 
@@ -239,24 +249,25 @@ def test_it_can_be_told_where_to_look_instead_of_an_app(stopped: Stopped) -> Non
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("show", "orders/0"), "those that have one are: orders/1"),
-        (("show",), "which partition?"),
-        ((), "what is to be done?"),
-        (("show", "orders"), "more than one app"),
-        (("show", "orders/1", "orders/0"), "more than one"),
+        (("show", "shop:app", "orders/0"), "partitions that have one are: orders/1"),
+        (("show", "shop:app"), "no partition was named"),
+        (("shop:app",), "The commands are: list, show, retry, skip, dead-letter."),
+        (("lits", "shop:app"), "Did you mean 'list'?"),
+        (("show", "shop:app", "orders"), "more than one app"),
+        (("show", "shop:app", "orders/1", "orders/0"), "more than one"),
     ],
 )
 def test_what_is_not_there_or_not_said_is_an_error_with_the_fix(
     stopped: Stopped, words: tuple[str, ...], says: str
 ) -> None:
-    done = stopped.shop.run("failed", "shop:app", *words)
+    done = stopped.shop.run("failed", *words)
     assert (done.returncode, says in done.stderr) == (2, True), done.stderr
 
 
 def test_a_store_that_undoes_has_nothing_to_decide(shop: Shop) -> None:
     shop.broker(orders=1)
     shop.write("shop")
-    done = shop.run("failed", "shop", "list")
+    done = shop.run("failed", "list", "shop")
     assert (done.returncode, "there is nothing to decide" in done.stderr) == (2, True), done.stderr
 
 
@@ -290,21 +301,21 @@ def test_check_tries_the_rights_of_the_user(shop: Shop, server: LocalRedis) -> N
     assert "ACL SETUSER name ~kconsume:* +eval" in found["fix"]
 
 
-GOOD = Facts("7.2.4", role="master", maxmemory=0, policy="noeviction", appendonly=True, appendfsync="always")
+GOOD = RedisServerFacts("7.2.4", role="master", maxmemory=0, policy="noeviction", appendonly=True, appendfsync="always")
 
 
 @pytest.mark.parametrize(
     ("facts", "found"),
     [
         (GOOD, []),
-        (Facts(role="master", policy="noeviction", appendonly=False), [("warning", "redis-not-persistent")]),
-        (Facts(policy="noeviction", appendonly=True, appendfsync="no"), [("warning", "redis-fsync")]),
-        (Facts(policy="noeviction", appendonly=True, appendfsync="everysec"), [("note", "redis-fsync")]),
-        (Facts(policy="noeviction", replicas=2), [("note", "redis-failover")]),
-        (Facts(policy="allkeys-lru", maxmemory=0), [("note", "redis-eviction")]),
-        (Facts(), [("warning", "redis-eviction-unknown")]),
-        (Facts(role="slave", policy="noeviction"), [("error", "redis-replica")]),
+        (RedisServerFacts(role="master", policy="noeviction", appendonly=False), [("warning", "redis-not-persistent")]),
+        (RedisServerFacts(policy="noeviction", appendonly=True, appendfsync="no"), [("warning", "redis-fsync")]),
+        (RedisServerFacts(policy="noeviction", appendonly=True, appendfsync="everysec"), [("note", "redis-fsync")]),
+        (RedisServerFacts(policy="noeviction", replicas=2), [("note", "redis-failover")]),
+        (RedisServerFacts(policy="allkeys-lru", maxmemory=0), [("note", "redis-eviction")]),
+        (RedisServerFacts(), [("warning", "redis-eviction-unknown")]),
+        (RedisServerFacts(role="slave", policy="noeviction"), [("error", "redis-replica")]),
     ],
 )
-def test_what_each_setting_loses_is_told(facts: Facts, found: list[tuple[str, str]]) -> None:
+def test_what_each_setting_loses_is_told(facts: RedisServerFacts, found: list[tuple[str, str]]) -> None:
     assert [(finding.level, finding.code) for finding in of_server("redis://db", facts)] == found

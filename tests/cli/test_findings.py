@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
-from kconsume.cli.findings import (
+from kconsume._config.client_settings import ClientValue, client_settings
+from kconsume.cli.check.findings import (
     Budgets,
     ClientFacts,
     ClusterFacts,
@@ -19,7 +20,6 @@ from kconsume.cli.findings import (
     of_handlers,
     ordered,
 )
-from kconsume.settings import ClientValue, client_settings
 
 SETTINGS = client_settings("localhost:9092", "shop", {})
 BUDGETS = Budgets(shutdown=25.0, memory=64 * 1024 * 1024)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from kconsume.cli.findings import Finding
-from kconsume.cli.findings_postgres import Facts, of_server
+from kconsume.cli.check.findings import Finding
+from kconsume.cli.check.postgres import PostgresFacts, of_server
 
 ADDRESS = "postgresql://db/shop"
 GOOD = {"role": "shop", "server": 180001, "version": 1, "wanted": 1}
 
 
 def found(**facts: object) -> dict[str, Finding]:
-    told = msgspec.convert({**GOOD, **facts}, Facts)
+    told = msgspec.convert({**GOOD, **facts}, PostgresFacts)
     return {finding.code: finding for finding in of_server(ADDRESS, told, pool=8)}
 
 
@@ -26,7 +26,7 @@ def test_of_a_good_server_it_says_only_what_becomes_of_a_frozen_consumer() -> No
 def test_what_becomes_of_a_frozen_consumer_of_another_role_is_told() -> None:
     of_its_own = found()["postgres-frozen"]
     assert (
-        "of its own role; one of another role is bounded by idle_in_transaction_session_timeout 1h"
+        "of its own role; a backend of another role is bounded by idle_in_transaction_session_timeout 1h"
         in of_its_own.problem
     )
     assert "grant pg_signal_backend to shop;" in of_its_own.fix
@@ -36,7 +36,9 @@ def test_what_becomes_of_a_frozen_consumer_of_another_role_is_told() -> None:
 def test_without_the_right_to_end_backends_the_handlers_limit_is_told() -> None:
     finding = found(may_end=False)["postgres-frozen"]
     assert finding.level == "warning"
-    assert "idle_in_transaction_session_timeout 30s, which is then the handler's limit" in finding.problem
+    assert (
+        "idle_in_transaction_session_timeout 30s, which then limits a handler between two statements" in finding.problem
+    )
     assert finding.fix.startswith("grant execute on function pg_terminate_backend")
 
 
@@ -53,7 +55,7 @@ def test_without_the_right_to_end_backends_the_handlers_limit_is_told() -> None:
         ({"missing": ("delete on kconsume_offsets",)}, "postgres-rights", "error", "delete on kconsume_offsets"),
         ({"failed": "no such luck"}, "postgres-trial", "error", "no such luck"),
         ({"idle_limit": "5s"}, "postgres-idle-limit", "note", "idle for 5s"),
-        ({"pooled": True}, "postgres-pooler", "note", "which is fine"),
+        ({"pooled": True}, "postgres-pooler", "note", "works also in transaction mode"),
         ({"synchronous_commit": "off"}, "postgres-asynchronous", "note", "offsets and effects together"),
         ({"connections": 9}, "postgres-connections", "error", "allows shop 9"),
         ({"connections": 19}, "postgres-connections", "warning", "a second process does not fit"),

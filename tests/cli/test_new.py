@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kconsume.testing.broker import attach
+from kconsume._embedded.named_broker import attach
 from tests.cli.conftest import ROOT, Shop
 from tests.waiting import eventually
 
@@ -116,7 +116,7 @@ def test_what_is_there_is_never_changed(shop: Shop, kind: str) -> None:
     refused = shop.run("new", "shop")
 
     assert refused.returncode == 2
-    assert refused.stderr == "error: 'shop' is there and not empty: take another name, or move it away first\n"
+    assert refused.stderr == "error: 'shop' exists and is not empty: choose another name, or move it away first\n"
     assert there.read_text() == "mine"
     assert list(there.parent.iterdir()) == [there]
 

@@ -10,11 +10,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kconsume import App, DeadLetter, Outgoing
-from kconsume.backends import outbox_reading
-from kconsume.cli import commands, outbox_rows
-from kconsume.outlet import Outlet
+from kconsume._kafka.producer import Producer
+from kconsume._runtime.output import outbox_relay, partition_outbox
+from kconsume.backends.outbox import reader
+from kconsume.cli import commands
+from kconsume.cli.outbox import rows as outbox_rows
 from kconsume.records import Headers
-from kconsume.runtime import relay, strand
 from kconsume.testing.services import KafkaService
 from tests.cli.conftest import Shop as Folder
 from tests.contract.test_failures import MARKS, marks
@@ -44,8 +45,8 @@ def database_of(request: pytest.FixtureRequest) -> Shop:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was refused is tried again soon."""
-    monkeypatch.setattr(strand, "_LONGEST_REST", 0.2)
-    monkeypatch.setattr(relay, "_EVERY", 0.1)
+    monkeypatch.setattr(partition_outbox, "_LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr(outbox_relay, "_POLL_EVERY", 0.1)
     monkeypatch.delenv("KCONSUME_APP", raising=False)
 
 
@@ -200,13 +201,13 @@ def test_a_row_stays_if_its_dead_letter_is_not_confirmed(
     assert rows(stuck.shop) == 14
     assert "is not on the cluster" in stuck.run("dead-letter", number, "--to", unique("none"), "--yes", code=2).output
     assert rows(stuck.shop) == 14
-    write = Outlet.write
+    write = Producer.write
 
-    def lost(self: Outlet, *arguments: Any) -> Any:
+    def lost(self: Producer, *arguments: Any) -> Any:
         write(self, *arguments).result()
         raise ConnectionError("the command is killed before it hears of it")
 
-    monkeypatch.setattr(Outlet, "write", lost)
+    monkeypatch.setattr(Producer, "write", lost)
     with pytest.raises(ConnectionError):
         CliRunner().invoke(
             commands,
@@ -221,7 +222,7 @@ def test_control_rows_that_are_taken_out_before_they_are_confirmed_are_lost(
 ) -> None:
     value = outbox_rows.letter_about
 
-    def too_soon(row: outbox_reading.WaitingRow, *others: Any) -> Any:
+    def too_soon(row: reader.WaitingRow, *others: Any) -> Any:
         stuck.shop.look(f"delete from kconsume_outbox where id = {row.number}")
         return value(row, *others)
 
@@ -268,13 +269,16 @@ class _Looked(Shop):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["list"], "in which outbox? Write MODULE:APP"),
+        (["list"], "no outbox was named: write MODULE:APP"),
         (["list", "--offsets", "redis://localhost:1"], "has no outbox, because it is no database"),
-        (["drop", "--offsets", "sqlite:///shop.db"], "which rows?"),
-        (["drop", "a", "b", "1", "--offsets", "sqlite:///shop.db"], "which rows?"),
+        (["drop", "--offsets", "sqlite:///shop.db"], "no rows were named"),
+        (["drop", "a", "b", "1", "--offsets", "sqlite:///shop.db"], "no rows were named"),
         (["drop", "1", "--offsets", "sqlite:///nowhere.db"], "has no row 1 in its outbox"),
-        (["dead-letter", "1", "--offsets", "sqlite:///nowhere.db"], "to which topic? Add --to"),
-        (["dead-letter", "1", "--to", "dlq", "--offsets", "sqlite:///nowhere.db"], "on which cluster?"),
+        (
+            ["dead-letter", "1", "--offsets", "sqlite:///nowhere.db"],
+            "no topic was named for the dead letters: add --to",
+        ),
+        (["dead-letter", "1", "--to", "dlq", "--offsets", "sqlite:///nowhere.db"], "no cluster was named"),
     ],
 )
 def test_what_cannot_be_done_is_refused(words: list[str], said: str) -> None:

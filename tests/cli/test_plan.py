@@ -12,10 +12,10 @@ import pytest
 from confluent_kafka import Consumer
 
 from kconsume import App, DeadLetter
-from kconsume.cluster import Cluster, Group
-from kconsume.failures.letters import redrive_topic
+from kconsume._kafka import two_member_consumer
+from kconsume._kafka.admin import Cluster, Group
+from kconsume.failures.letter_headers import redrive_topic
 from kconsume.rebalance import ASSIGNORS
-from kconsume.runtime import split_source
 from kconsume.testing.services import KafkaService
 from tests.cli.conftest import Shop
 from tests.fix_kafka import MakeTopic
@@ -110,18 +110,21 @@ class TestAGroupThatIsThoughtOf:
                 (*THOUGHT, "--leave", "member-9"),
                 "no member 'member-9' in the group: it has member-1, member-2, member-3",
             ),
-            ((*THOUGHT, "--leave", "member"), "'member' may be any of member-1, member-2, member-3: write more"),
-            ((*THOUGHT, "--leave", "3"), "nobody would be left"),
+            (
+                (*THOUGHT, "--leave", "member"),
+                "'member' matches several members, member-1, member-2, member-3: write more",
+            ),
+            ((*THOUGHT, "--leave", "3"), "all 3 members would leave the group"),
             ((*THOUGHT, "--leave", "4"), "the group has only 3 members"),
-            ((), "which group? Write MODULE:APP"),
+            ((), "no group was named: write MODULE:APP"),
             (("--members", "3"), "--members and --partitions belong together"),
             (("--partitions", "orders=12"), "--members and --partitions belong together"),
             ((*THOUGHT, "--group", "shop"), "give one of the two"),
             (("shop", "--brokers", "localhost:9092"), "give one of the two"),
             (("--members", "3", "--partitions", "orders"), "'orders' is not written like orders=12"),
             (("--members", "3", "--partitions", "orders=0"), "'orders=0' is not written like orders=12"),
-            (("--brokers", "localhost:9092"), "which group?"),
-            (("--brokers", "embedded://shop", "--group", "shop"), "cannot tell who the members of a group are"),
+            (("--brokers", "localhost:9092"), "no group was named"),
+            (("--brokers", "embedded://shop", "--group", "shop"), "cannot list the members of a group"),
         ],
     )
     def test_what_cannot_be_answered_is_an_error_with_the_fix(
@@ -201,9 +204,9 @@ class TestALiveGroup:
         ("arguments", "says"),
         [
             (("shop", "--leave", "pod-7"), "there is no member 'pod-7' in the group: it has pod-0-"),
-            (("shop", "--leave", "pod"), "'pod' may be any of pod-0-"),
+            (("shop", "--leave", "pod"), "'pod' matches several members, pod-0-"),
             (("shop", "--group", "other"), "no handler that shares partitions in group 'other': it has group-"),
-            (("shop:several",), "the app has several groups: say which, with --group one or two"),
+            (("shop:several",), "the app has several groups: choose one with --group one or two"),
         ],
     )
     def test_what_is_not_there_is_an_error_with_what_is(
@@ -265,7 +268,7 @@ def test_partitions_of_side_topics_are_counted_apart(
 ) -> None:
     """A process that reads a re-drive topic is two members; one of an earlier version is one, with both topics."""
     if not split:
-        monkeypatch.setattr(split_source, "balances_the_total", lambda settings: False)
+        monkeypatch.setattr(two_member_consumer, "balances_the_total", lambda settings: False)
     source = topic(partitions=4)
     back = topic(partitions=4, name=redrive_topic(source, group))
     apps = [App(kafka.bootstrap, group=group, kafka={"client.id": f"pod-{n}"}) for n in range(2)]
@@ -296,7 +299,7 @@ def test_partitions_of_side_topics_are_counted_apart(
     counts = [len(member["now"]) for member in own["members"] if member["now"] is not None]
     assert sorted(counts) == ([2, 2] if split else [0, 4])
     assert {p for m in own["side_members"] for p in m["now"] or ()} == {f"{back}/{n}" for n in range(4)}
-    assert "retry and re-drive topics (no load, not in the skew)" in shown
+    assert "retry and redrive topics (no load, not in the skew)" in shown
     if split:
         gone = [m["member"] for m in (*own["members"], *own["side_members"]) if m["then"] is None]
         assert len(gone) == 2, "both members of the process leave"

@@ -25,14 +25,14 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 
+from kconsume._embedded.named_broker import attach
 from kconsume.backends import OffsetStore, PostgresStore, SqliteStore, TransactionalStore, open_store
-from kconsume.backends.letter_sending import sender_in
-from kconsume.cli import redrive as redrive_module
-from kconsume.cli.redrive import redrive
-from kconsume.cli.redrive_choice import Choice, Chosen, Found, Left, Route, Wish, addressed
-from kconsume.failures.letters import Letter, read_marks
+from kconsume.backends.dead_letters.sender import sender_in
+from kconsume.cli.redrive import command as redrive_module
+from kconsume.cli.redrive.command import redrive
+from kconsume.cli.redrive.selection import Chosen, FoundLetter, Left, Route, SelectedLetters, Selection, addressed
+from kconsume.failures.letter_headers import Letter, read_added_headers
 from kconsume.records import Partition
-from kconsume.testing.broker import attach
 from kconsume.testing.services import KafkaService
 from tests.cli.conftest import ROOT, Shop
 from tests.cli.test_dlq import BAD, NOW, keep, post
@@ -226,42 +226,44 @@ class TestTheChoice:
         replace(letter(4, exception="shop.Closed"), partition=Partition("returns", 2)),
     )
 
-    def chosen(self, wish: Wish, *letters: Letter, sources: Sequence[str] = ("orders", "returns")) -> tuple[str, Left]:
+    def chosen(
+        self, wish: Selection, *letters: Letter, sources: Sequence[str] = ("orders", "returns")
+    ) -> tuple[str, Left]:
         routes = [Route(cast(Any, None), source, f"{source}.shop.redrive") for source in sources]
-        choice = Choice("shop", routes, wish)
-        found = [Found(str(n), each, each.timestamp, each.marks) for n, each in enumerate(letters)]
+        choice = SelectedLetters("shop", routes, wish)
+        found = [FoundLetter(str(n), each, each.timestamp, each.added_headers) for n, each in enumerate(letters)]
         return " ".join((one.found.letter.key or b"").decode() for one in choice.of(found)), choice.left
 
     @pytest.mark.parametrize(
         ("wish", "keys"),
         [
-            (Wish(), "k1 k2 k3 k4"),
-            (Wish(cause="KeyError"), "k1 k2"),
-            (Wish(cause="builtins.KeyError"), "k1 k2"),
-            (Wish(cause="Error"), ""),
-            (Wish(cause="Closed"), "k3 k4"),
-            (Wish(key="k3"), "k3"),
-            (Wish(origin="shop:T1:0:2"), "k2"),
-            (Wish(origin="returns/2@4"), "k4"),
-            (Wish(source="returns"), "k4"),
-            (Wish(cause="Closed", source="orders"), "k3"),
-            (Wish(since=NOW), "k1 k2 k3 k4"),
-            (Wish(since=NOW + timedelta(seconds=1)), ""),
-            (Wish(until=NOW), ""),
+            (Selection(), "k1 k2 k3 k4"),
+            (Selection(cause="KeyError"), "k1 k2"),
+            (Selection(cause="builtins.KeyError"), "k1 k2"),
+            (Selection(cause="Error"), ""),
+            (Selection(cause="Closed"), "k3 k4"),
+            (Selection(key="k3"), "k3"),
+            (Selection(origin="shop:T1:0:2"), "k2"),
+            (Selection(origin="returns/2@4"), "k4"),
+            (Selection(source="returns"), "k4"),
+            (Selection(cause="Closed", source="orders"), "k3"),
+            (Selection(since=NOW), "k1 k2 k3 k4"),
+            (Selection(since=NOW + timedelta(seconds=1)), ""),
+            (Selection(until=NOW), ""),
         ],
     )
-    def test_only_what_is_asked_for_is_chosen(self, wish: Wish, keys: str) -> None:
+    def test_only_what_is_asked_for_is_chosen(self, wish: Selection, keys: str) -> None:
         assert self.chosen(wish, *self.MANY) == (keys, Left())
 
     def test_what_is_left_is_counted_by_its_reason(self) -> None:
         letters = (letter(1), letter(1), letter(2, redriven=3), letter(3, group="audit"), letter(4, redriven=2))
-        assert self.chosen(Wish(), *letters) == ("k1 k4", Left(sent=1, capped=1, others=1))
-        assert self.chosen(Wish(cap=2), *letters) == ("k1", Left(sent=1, capped=2, others=1))
+        assert self.chosen(Selection(), *letters) == ("k1 k4", Left(sent=1, capped=1, others=1))
+        assert self.chosen(Selection(cap=2), *letters) == ("k1", Left(sent=1, capped=2, others=1))
 
     def test_a_letter_of_a_topic_that_nobody_reads_any_more_goes_to_the_only_one(self) -> None:
         renamed = replace(letter(1), partition=Partition("old.orders", 0))
-        assert self.chosen(Wish(), renamed, sources=["orders"]) == ("k1", Left())
-        assert self.chosen(Wish(), renamed) == ("", Left(homeless=1))
+        assert self.chosen(Selection(), renamed, sources=["orders"]) == ("k1", Left())
+        assert self.chosen(Selection(), renamed) == ("", Left(homeless=1))
 
 
 class TestThePreflight:
@@ -290,7 +292,7 @@ class TestThePreflight:
     def test_refuses_a_handler_whose_effects_cannot_be_undone_unless_told(self, shop: Shop) -> None:
         with_topic(shop, letter(1), letter(2), source=PLAIN)
         refusal = said(shop, code=2)
-        assert "reserve takes no transaction of its store" in refusal
+        assert "reserve does not take the transaction of its store" in refusal
         assert "--with-effects" in refusal
         assert not (shop.folder / "seen.txt").exists()
         assert "for real, as --with-effects says" in said(shop, "--with-effects")
@@ -327,6 +329,37 @@ class TestThePreflight:
         assert document(with_topic(shop, letter(1), letter(-2), source=source), code=1)["preflight"]["would_pass"] == 1
 
 
+class TestOnlyPassing:
+    """Letters are tried first, and those that today's handler fails on stay."""
+
+    @pytest.mark.dense
+    @pytest.mark.parametrize("with_letters", [with_topic, with_table])
+    def test_only_letters_that_pass_are_sent_back(self, shop: Shop, with_letters: Any) -> None:
+        with_letters(shop, letter(1), letter(-2), letter(3))
+        place = document(shop, "--yes", "--only-passing", code=1)
+        assert (place["selected"], place["sent"], place["left"]["failing"]) == (2, 2, 1)
+        assert place["preflight"]["would_pass"] == 2
+        if with_letters is with_topic:
+            assert [message.key() for message in back(attach("shop").bootstrap)] == [b"k1", b"k3"]
+        again = document(shop, "--yes", "--only-passing", code=1)
+        assert (again["sent"], again["left"]["sent"], again["left"]["failing"]) == (0, 2, 1)
+        assert "left           1  still fail with today's handler" in said(shop, "--yes", "--only-passing", code=1)
+
+    @pytest.mark.dense
+    def test_without_yes_it_says_how_many_would_be_sent(self, shop: Shop) -> None:
+        with_topic(shop, letter(1), letter(-2))
+        told = said(shop, "--only-passing", code=1)
+        assert told.endswith("nothing was sent: add --yes to send the 1 that would pass back\n")
+        assert BACK not in attach("shop").topics()
+
+    @pytest.mark.dense
+    def test_a_handler_that_cannot_be_rolled_back_is_not_tried(self, shop: Shop) -> None:
+        with_topic(shop, letter(1), source=PLAIN)
+        assert "--with-effects" in said(shop, "--yes", "--only-passing", code=2)
+        assert not (shop.folder / "seen.txt").exists()
+        assert BACK not in attach("shop").topics()
+
+
 class TestSendingBack:
     @pytest.mark.dense
     def test_a_record_comes_to_its_group_as_it_was_with_its_marks(self, shop: Shop) -> None:
@@ -336,7 +369,7 @@ class TestSendingBack:
         assert (message.key(), message.value()) == (b"k1", b'{"id": 1}')
         assert message.timestamp()[1] == int(NOW.timestamp() * 1000)
         headers = cast("list[tuple[str, bytes]]", message.headers())
-        assert headers == [*BAD.headers, *letter(1).marks, ("kconsume-redriven", b"1")]
+        assert headers == [*BAD.headers, *letter(1).added_headers, ("kconsume-redriven", b"1")]
         reserved_in_the_end(shop, 1)
 
     @pytest.mark.dense
@@ -347,7 +380,7 @@ class TestSendingBack:
         assert (first.key(), first.value()) == (b"k1", b'{"id": 1}')
         assert first.timestamp()[1] == int(NOW.timestamp() * 1000)
         headers = cast("list[tuple[str, bytes]]", first.headers())
-        assert headers == [*BAD.headers, *letter(1).marks, ("kconsume-redriven", b"1")]
+        assert headers == [*BAD.headers, *letter(1).added_headers, ("kconsume-redriven", b"1")]
         reserved_in_the_end(shop, 1, 2)
 
     @pytest.mark.dense
@@ -359,7 +392,7 @@ class TestSendingBack:
         assert (place["sent"], place["left"]["sent"]) == (2, 1)
         told = said(shop, "--yes")
         assert "left           3  sent back before, and not failed since\n" in told
-        assert "none of its dead letters is to be sent back" in told
+        assert "none of its dead letters was selected to be sent back" in told
         assert "nothing to send back" in said(shop), "nor is it tried"
         assert sorted(cast("list[bytes]", sent_back())) == [b"k1", b"k2", b"k3"]
 
@@ -381,7 +414,7 @@ class TestSendingBack:
         assert (place["sent"], place["left"]["capped"]) == (0, 1)
         assert "left           1  sent back 1 time or more" in said(shop, "--cap", "1")
         assert document(shop, "--yes")["sent"] == 1, "the cap is 3 if nobody says otherwise"
-        marks = [read_marks(cast(Any, message.headers())) for message in back(attach("shop").bootstrap)]
+        marks = [read_added_headers(cast(Any, message.headers())) for message in back(attach("shop").bootstrap)]
         assert [(each["redriven"], each["origin"]) for each in marks] == [(n, "shop:T1:0:1") for n in ("1", "2")]
 
     @pytest.mark.dense
@@ -423,7 +456,7 @@ class TestSendingBack:
         eventually(sent_back, what=f"the first is sent, and {slow.err}")
         slow.send(signal.SIGINT)
         assert slow.end() == 130
-        assert "stopped: nothing is sent twice; run it again to go on with the rest\n" in slow.err
+        assert "stopped: nothing is sent twice; run the command again to send the rest\n" in slow.err
         assert document(shop, "--yes")["left"]["sent"] > 0
         assert sent_back() == [b"k%d" % number for number in range(1, 6)]
 
@@ -478,7 +511,7 @@ class TestSendingBack:
         assert sender_in(store, "failed_orders").send_back([1], lambda one: addressed(one, BACK)) == 1
         store.close()
         attach("shop").create_topic(BACK, 1)
-        assert "1 that were in the outbox already" in said(shop, "--yes")
+        assert "1 that an earlier run left in the outbox" in said(shop, "--yes")
         assert sent_back() == [b"k1"]
 
 
@@ -488,7 +521,7 @@ def failed_again(shop: Shop) -> int:
         if database.execute("select 1 from sqlite_master where name = 'failed_orders'").fetchone():
             asked = "select redriven from failed_orders where failed_at <> sent_back"
             return int((database.execute(asked).fetchone() or (0,))[0])
-    found = [read_marks(cast(Any, each.headers())) for each in back(attach("shop").bootstrap, "orders.dlq")]
+    found = [read_added_headers(cast(Any, each.headers())) for each in back(attach("shop").bootstrap, "orders.dlq")]
     return max(int(marks.get("redriven", "0")) for marks in found)
 
 
@@ -541,7 +574,7 @@ class TestWhatIsRefused:
 
     def test_no_letters_are_no_error(self, shop: Shop) -> None:
         with_topic(shop)
-        assert said(shop, "--yes").endswith("total 0 sent back; a group that runs takes them in within a minute\n")
+        assert said(shop, "--yes").endswith("total 0 sent back; a running group takes them in within a minute\n")
         assert BACK not in attach("shop").topics()
 
     @pytest.mark.dense
@@ -579,7 +612,7 @@ class TestOnARealBroker:
         producer = Producer({"bootstrap.servers": kafka.bootstrap})
         for each in (replace(each, partition=Partition(orders, each.partition.number)) for each in letters):
             moment = int(cast(datetime, each.timestamp).timestamp() * 1000)
-            headers: list[tuple[str, str | bytes | None]] = [*each.headers, *each.marks]
+            headers: list[tuple[str, str | bytes | None]] = [*each.headers, *each.added_headers]
             producer.produce(dead, each.value, each.key, 0, headers=headers, timestamp=moment)
         assert producer.flush(20) == 0
         return orders, dead
@@ -606,11 +639,11 @@ class TestOnARealBroker:
     ) -> None:
         orders, _ = self.real(shop, kafka, topic, MENDED, *map(letter, range(1, 61)))
         made = f"{orders}.shop.redrive"
-        slow = shop.start("dlq", "redrive", "shop:app", "--yes", "--rate", "10")
+        slow = shop.start("dlq", "redrive", "shop:app", "--yes", "--rate", "1")  # a minute: the second comes in time
         eventually(lambda: back(kafka.bootstrap, made), what="some are sent")
         second = document(shop, "--yes")
         assert slow.end() == 1
-        assert "has begun, and this one ends" in slow.err
+        assert "has started, and this one ends" in slow.err
         assert 0 < second["sent"] < 60
         assert sorted(int(cast(bytes, each.key())[1:]) for each in back(kafka.bootstrap, made)) == list(range(1, 61))
         delete_topics(kafka_admin, [made])

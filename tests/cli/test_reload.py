@@ -66,7 +66,7 @@ def test_a_changed_handler_takes_over_where_the_old_one_stopped(developing: Shop
     order(developing, 3)
     await_reserved(developing, running, 1, 2, 30)
 
-    assert running.err.count("kconsume.reload changed files=shop.py, starting again") == 1
+    assert running.err.count("kconsume.reload restarting app files=shop.py") == 1
     running.send(signal.SIGINT)
     assert running.end() == 0
     assert "committed orders/0@3" in running.err
@@ -79,7 +79,7 @@ def test_the_handler_that_runs_is_finished_before_the_new_code_starts(developing
     order(developing, 1)
     eventually((developing.folder / "entered").exists, what="a handler that runs")
     developing.write("shop", TEN_TIMES)
-    running.await_err("draining within")
+    running.await_err("drain started")
     assert len(consumers(developing)) == 1
     (developing.folder / "go").touch()
     running.await_err("committed orders/0@1")
@@ -92,10 +92,10 @@ def test_a_new_file_and_a_removed_one_are_changes_too(developing: Shop) -> None:
     running.await_err("assigned")
     (developing.folder / "more").mkdir()
     developing.write("more/extra", "")
-    running.await_err("changed files=more/extra.py, starting again")
+    running.await_err("restarting app files=more/extra.py")
     eventually(lambda: running.err.count("assigned") == 2, what="a second start")
     (developing.folder / "more" / "extra.py").unlink()
-    eventually(lambda: running.err.count("changed files=more/extra.py") == 2, what="the removal is noticed")
+    eventually(lambda: running.err.count("restarting app files=more/extra.py") == 2, what="the removal is noticed")
 
 
 def test_other_files_are_no_reason_to_start_again(developing: Shop) -> None:
@@ -105,8 +105,8 @@ def test_other_files_are_no_reason_to_start_again(developing: Shop) -> None:
         (developing.folder / name).parent.mkdir(exist_ok=True, parents=True)
         (developing.folder / name).touch()
     developing.write("extra", "")  # a control: looking goes on, and sees all that came before
-    running.await_err("changed files=extra.py, starting again")
-    assert running.err.count("starting again") == 1
+    running.await_err("restarting app files=extra.py")
+    assert running.err.count("restarting app") == 1
 
 
 def test_a_second_edit_in_the_same_second_is_not_taken_for_the_first(developing: Shop) -> None:
@@ -133,7 +133,7 @@ def test_code_that_cannot_be_read_waits_for_the_next_change_and_is_not_tried_aga
     running = developing.start("run", "shop:app", "--reload")
     running.await_err("assigned")
     developing.write("shop", BROKEN)
-    running.await_err("ended exit_code=2, waiting for a change")
+    running.await_err("app ended exit_code=2")
     assert consumers(developing) == []
     developing.write("shop", TEN_TIMES)
     order(developing, 1)
@@ -146,7 +146,7 @@ def test_it_can_begin_with_a_module_that_is_not_there_yet(shop: Shop) -> None:
     shop.make_table()
     running = shop.start("run", "shop:app", "--reload")
     running.await_err("there is no module 'shop'")
-    running.await_err("ended exit_code=2, waiting for a change")
+    running.await_err("app ended exit_code=2")
     shop.write("shop")
     order(shop, 1)
     await_reserved(shop, running, 1)
@@ -156,7 +156,7 @@ def test_a_handler_that_fails_is_repaired_and_the_record_is_handled_then(develop
     developing.write("shop", FAILING)
     running = developing.start("run", "shop:app", "--reload")
     order(developing, 1)
-    running.await_err("ended exit_code=1, waiting for a change")
+    running.await_err("app ended exit_code=1")
     assert "kconsume try shop:app orders/0@0" in running.err
     developing.write("shop")
     await_reserved(developing, running, 1)
@@ -166,7 +166,7 @@ def test_without_an_app_it_ends_at_once(shop: Shop) -> None:
     refused = shop.run("run", "--reload")
 
     assert refused.returncode == 2
-    assert refused.stderr.startswith("error: which app?")
+    assert refused.stderr.startswith("error: no app was named")
 
 
 # The end
@@ -179,7 +179,7 @@ def test_a_signal_ends_both_with_the_childs_exit_code(developing: Shop, number: 
     running.send(number)
 
     assert running.end() == 0
-    assert running.err.count("draining within") == 1
+    assert running.err.count("drain started") == 1
     assert "kconsume stopped in" in running.err
     assert consumers(developing) == []
 
@@ -188,7 +188,7 @@ def test_a_signal_while_it_waits_for_a_change_ends_with_what_the_last_child_said
     developing.write("shop", FAILING)
     running = developing.start("run", "shop:app", "--reload")
     order(developing, 1)
-    running.await_err("ended exit_code=1, waiting for a change")
+    running.await_err("app ended exit_code=1")
     running.send(signal.SIGINT)
 
     assert running.end() == 1
@@ -216,7 +216,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_child_once(developing: Shop) -> None:
         process.kill()
         os.close(keyboard)
         os.close(terminal)
-    assert running.err.count("draining within") == 1
+    assert running.err.count("drain started") == 1
     assert consumers(developing) == []
 
 
@@ -226,7 +226,7 @@ def test_a_second_signal_leaves_at_once(developing: Shop) -> None:
     order(developing, 1)
     eventually((developing.folder / "entered").exists, what="a handler that runs")
     running.send(signal.SIGINT)
-    running.await_err("draining within")
+    running.await_err("drain started")
     running.send(signal.SIGINT)
 
     assert running.end() == 128 + signal.SIGINT
@@ -239,7 +239,7 @@ def test_a_signal_while_an_old_child_drains_lets_it_drain_and_starts_no_other(de
     order(developing, 1)
     eventually((developing.folder / "entered").exists, what="a handler that runs")
     developing.write("shop", TEN_TIMES)
-    running.await_err("draining within")
+    running.await_err("drain started")
     running.send(signal.SIGINT)
     (developing.folder / "go").touch()
 
@@ -262,7 +262,8 @@ def test_the_options_of_the_command_line_are_the_childs(developing: Shop) -> Non
     running = developing.start("run", "shop:app", "--reload", "--log-format", "json", "--log-level", "debug")
     running.await_err("assigned")
     developing.write("shop", TEN_TIMES)
-    running.await_err("changed files=shop.py, starting again")
+    running.await_err('"message":"restarting app"')
+    assert '"files":"shop.py"' in running.err
     running.send(signal.SIGINT)
     running.end()
 
@@ -295,7 +296,7 @@ def test_a_child_that_does_not_drain_in_time_is_killed_and_the_next_one_started(
     with caplog.at_level("INFO", "kconsume.reload"):
         assert reloader.run() == 128 + signal.SIGINT
     person.join()
-    assert "killed after=0.2s" in caplog.text
+    assert "app killed seconds=0.2" in caplog.text
 
 
 # What is watched

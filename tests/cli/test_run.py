@@ -89,7 +89,7 @@ def test_a_second_signal_leaves_at_once(stocked: Shop) -> None:
     running = stocked.start("run", "shop")
     eventually((stocked.folder / "entered").exists, what="a handler that runs")
     running.send(signal.SIGTERM)
-    running.await_err("draining")
+    running.await_err("drain started")
     running.send(signal.SIGTERM)
 
     assert running.end() == 128 + signal.SIGTERM
@@ -164,10 +164,18 @@ def test_as_json_every_line_is_one_object(stocked: Shop) -> None:
     assert failed.returncode == 1
     for event in events:
         assert {"time", "level", "logger", "message"} <= event.keys()
-    assert "kconsume try shop:app orders/0@2" in events[-1]["message"]
-    assert events[-1]["level"] == "error"
+    assert (events[-1]["level"], events[-1]["message"]) == ("error", "consumer failed")
+    assert events[-1]["error"] == "reserve failed on orders/0@2: ValueError: no more of it"
+    assert (events[-1]["record"], events[-1]["hint"]) == ("orders/0@2", "kconsume try shop:app orders/0@2")
     assert events[-1]["exception"].startswith("Traceback")
-    assert any("exactly once" in event["message"] for event in events)
+    starting, registered, stopped = (
+        next(event for event in events if event["message"] == name)
+        for name in ("consumer starting", "handler registered", "consumer stopped")
+    )
+    assert (starting["group"], starting["brokers"]) == ("shop", "embedded://shop")
+    assert (registered["handler"], registered["topics"]) == ("reserve", ["orders"])
+    assert "exactly once" in registered["guarantee"]
+    assert stopped["committed"] == {"orders/0": 2}
 
 
 def test_as_json_a_handlers_own_log_is_an_object_with_its_extra_fields(stocked: Shop) -> None:
@@ -194,6 +202,6 @@ def test_the_programs_own_logging_stays_unless_a_format_is_asked_for(stocked: Sh
     stocked.write("shop", f"\n    {own}{FAILING}")
     kept, replaced = stocked.run("run", "shop"), stocked.run("run", "shop", "--log-format", "text")
 
-    assert "MINE assigned partitions=1" in kept.stderr
+    assert "MINE partitions assigned partitions=1" in kept.stderr
     assert "MINE" not in replaced.stderr
-    assert "INFO    kconsume.rebalance assigned partitions=1" in replaced.stderr
+    assert "INFO    kconsume.rebalance partitions assigned partitions=1" in replaced.stderr

@@ -11,7 +11,7 @@ import sys
 import pytest
 from confluent_kafka import Consumer, Message, TopicPartition
 
-from kconsume.testing.broker import attach, find
+from kconsume._embedded.named_broker import attach, find
 from kconsume.testing.services import KafkaService
 from tests.cli.conftest import Shop
 from tests.fix_kafka import MakeTopic, unique
@@ -184,7 +184,7 @@ def _read(terminal: int) -> bytes:
         (("orders", "v", "--partition", "-1"), "-1 is not in the range"),
         (("orders", "v", "--app", "shop:app"), "--app and --brokers both name the cluster"),
         (("orders", "@nowhere.json"), "'nowhere.json' cannot be read (No such file or directory): name a file"),
-        (("no topic", "v"), "'no topic' is no topic name"),
+        (("no topic", "v"), "'no topic' is not a topic name"),
         (("orders", "v", "--partition", "4"), "topic 'orders' has 4 partitions, numbered from 0: no orders/4"),
     ],
 )
@@ -201,7 +201,7 @@ def test_without_a_cluster_it_ends_with_2_and_says_how_to_name_one(shop: Shop) -
     refused = shop.run("send", "orders", "v")
 
     assert refused.returncode == 2
-    assert refused.stderr.startswith("error: to which cluster? Add --app shop:app or --brokers localhost:9092")
+    assert refused.stderr.startswith("error: no cluster was named: add --app shop:app or --brokers localhost:9092")
 
 
 def test_a_broker_inside_another_process_cannot_be_written_to(shop: Shop) -> None:

@@ -78,7 +78,7 @@ def test_trying_moves_no_offset(stocked: Shop) -> None:
     stocked.write("shop")
     assert stocked.run("try", "shop", "orders/1@0").returncode == 0
     running = stocked.start("run", "shop")
-    running.await_err("assigned partitions=2 at=orders/0@0 orders/1@0")
+    running.await_err("partitions assigned partitions=2 at=orders/0@0,orders/1@0")
 
 
 def test_trying_beside_a_run_moves_no_offset_and_is_in_no_group(
@@ -111,7 +111,7 @@ def test_trying_beside_a_run_moves_no_offset_and_is_in_no_group(
         assert (members(), app.rebalances()) == before, "nobody has joined"
         assert offset() == 2
         groups = [each.group_id for each in kafka_admin.list_consumer_groups().result(20).valid]
-        assert [name for name in groups if "kconsume-try" in name] == [], "nothing is committed for any other group"
+        assert [name for name in groups if "kconsume-reader" in name] == [], "nothing is committed for any other group"
     assert handled == ["first", "second"]
 
 
@@ -300,7 +300,7 @@ def test_a_topic_with_handlers_in_two_groups_asks_which(stocked: Shop) -> None:
     )
 
     assert unsaid.returncode == 2
-    assert "say which, with --handler reserve or audit" in unsaid.stderr
+    assert "choose one with --handler reserve or audit" in unsaid.stderr
     assert said.returncode == 0
     assert "audited audit:" in said.stdout, "it is tried as a part of its own group"
 

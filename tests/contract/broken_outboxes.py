@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from kconsume.backends.outbox_table import NO_TARGETS, NOBODYS, Posted, Targets
+from kconsume._kafka.outgoing import Outgoing
+from kconsume.backends.outbox.tables import NO_TARGETS, UNOWNED, Posted, Targets
 from kconsume.errors import Fenced, StoreUnavailable
-from kconsume.output import Outgoing
 from kconsume.records import Partition
 from kconsume.testing.conformance import OutboxSuite as B
 from kconsume.testing.conformance import Subject
@@ -136,8 +136,8 @@ class CountsBeforeItChooses(QueueOutbox):
 
 @fails(B.test_rows_to_some_topics_or_to_all_others_are_read_apart)
 class StraysToAllTopics(QueueOutbox):
-    def strays(self, owner: str, most: int, targets: Targets | None = None) -> list[Posted]:
-        return super().strays(owner, most)
+    def unowned_rows(self, owner: str, most: int, targets: Targets | None = None) -> list[Posted]:
+        return super().unowned_rows(owner, most)
 
 
 @fails(B.test_rows_are_those_of_their_partition_and_group)
@@ -258,21 +258,21 @@ class TellsOfOthers(QueueOutbox):
 class OwnAtOnce(QueueOutbox):
     @contextmanager
     def own(self) -> Iterator[Callable[[str, Any], object]]:
-        yield lambda statement, outgoing: self.leave("", NOBODYS, [outgoing])
+        yield lambda statement, outgoing: self.leave("", UNOWNED, [outgoing])
 
 
 @fails(B.test_what_is_nobody_s_has_one_sender_at_a_time)
 class Everybody(QueueOutbox):
-    def strays(self, owner: str, most: int, targets: Targets | None = None) -> list[Posted]:
-        return chosen(self.rows.get(("", NOBODYS), []), targets)[:most]
+    def unowned_rows(self, owner: str, most: int, targets: Targets | None = None) -> list[Posted]:
+        return chosen(self.rows.get(("", UNOWNED), []), targets)[:most]
 
 
 @fails(B.test_what_is_nobody_s_has_one_sender_at_a_time)
 class OncePerLease(QueueOutbox):
     """Who has it does not get it again."""
 
-    def strays(self, owner: str, most: int, targets: Targets | None = None) -> list[Posted]:
-        return [] if self.sender is not None else super().strays(owner, most, targets)
+    def unowned_rows(self, owner: str, most: int, targets: Targets | None = None) -> list[Posted]:
+        return [] if self.sender is not None else super().unowned_rows(owner, most, targets)
 
 
 @fails(B.test_what_is_nobody_s_is_gone_when_it_was_delivered)
@@ -283,8 +283,8 @@ class KeepsStrays(QueueOutbox):
 
 @fails(B.test_what_is_nobody_s_and_what_is_a_partition_s_are_apart)
 class StraysOfAll(QueueOutbox):
-    def strays(self, owner: str, most: int, targets: Targets | None = None) -> list[Posted]:
-        super().strays(owner, most, targets)
+    def unowned_rows(self, owner: str, most: int, targets: Targets | None = None) -> list[Posted]:
+        super().unowned_rows(owner, most, targets)
         return [row for rows in self.rows.values() for row in rows][:most]
 
 

@@ -10,17 +10,19 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from kconsume.backends import MemoryStore, Position
-from kconsume.backends.abc import ALWAYS, ClaimTerms, Positions, Refused, Start
-from kconsume.backends.claiming import Answers, granted
+from kconsume.backends.base import ClaimTerms, Positions, Refused, Start
+from kconsume.backends.capabilities import ALWAYS, Capabilities
+from kconsume.backends.claim import ClaimResults, granted
 from kconsume.errors import Fenced, StoreUnavailable
 from kconsume.records import Partition
 from kconsume.testing.conformance import FencedSuite as F
 from kconsume.testing.conformance import OffsetsSuite as L
 from kconsume.testing.conformance import Subject
 from kconsume.testing.conformance import TransactionalSuite as T
+from kconsume.testing.conformance.offsets import PARTS
 from tests.contract.queue_store import QueueStore, subject_of
 
 Rows = dict[Partition, Position]
@@ -273,7 +275,7 @@ class Renamed(MemoryStore):
 
     def claim(
         self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
-    ) -> Answers:
+    ) -> ClaimResults:
         name = self.name(group)
         back = {self.topic(p): p for p in partitions}
 
@@ -309,7 +311,7 @@ class NoTopicIds(MemoryStore):
 
     def claim(
         self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
-    ) -> Answers:
+    ) -> ClaimResults:
         without = lambda ps: {p: replace(row, topic_id=None) for p, row in start(ps).items()}  # noqa: E731
         return super().claim(group, partitions, owner, without, terms)
 
@@ -332,7 +334,7 @@ class NoLeaderEpochs(MemoryStore):
 
     def claim(
         self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
-    ) -> Answers:
+    ) -> ClaimResults:
         without = lambda ps: {p: replace(row, leader_epoch=None) for p, row in start(ps).items()}  # noqa: E731
         return super().claim(group, partitions, owner, without, terms)
 
@@ -406,7 +408,7 @@ class DriverErrors(QueueStore):
 
 @fails(L.test_a_place_that_is_away_is_said_so_and_found_again)
 class Cached(QueueStore):
-    """Answers from memory what only the place can know."""
+    """ClaimResults from memory what only the place can know."""
 
     def groups(self) -> list[str]:
         return []
@@ -442,7 +444,7 @@ class NoEpochs(MemoryStore):
 class AsksForAll(MemoryStore):
     def claim(
         self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
-    ) -> Answers:
+    ) -> ClaimResults:
         start(partitions)
         return super().claim(group, partitions, owner, start, terms)
 
@@ -451,7 +453,7 @@ class AsksForAll(MemoryStore):
 class ClaimsFirst(MemoryStore):
     def claim(
         self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
-    ) -> Answers:
+    ) -> ClaimResults:
         there = [p for p in partitions if p in self.load(group, partitions)]
         super().claim(group, there, owner, start, terms)
         return super().claim(group, partitions, owner, start, terms)
@@ -463,7 +465,7 @@ class Trusting(MemoryStore):
 
     def claim(
         self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
-    ) -> Answers:
+    ) -> ClaimResults:
         known = self.load(group, partitions)
         missing = [p for p in partitions if p not in known]
         pinned = start(missing) if missing else {}
@@ -479,7 +481,7 @@ class Trusting(MemoryStore):
 class FencesTheGroup(QueueStore):
     def claim(
         self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
-    ) -> Answers:
+    ) -> ClaimResults:
         with self._lock:
             for key in [k for k in self._rows if k[0] == group and k[1] not in partitions]:
                 self._rows[key] = replace(self._rows[key], epoch=self._rows[key].epoch + 1)
@@ -560,7 +562,7 @@ class TakesClaimsForResets(MemoryStore):
         owner: str,
         start: Start,
         terms: ClaimTerms | None = None,
-    ) -> Answers:
+    ) -> ClaimResults:
         for p, row in granted(super().claim(group, partitions, owner, start, terms)).items():
             self._rows[group, p] = replace(row, reset_epoch=row.epoch)
         return {**self.load(group, partitions)}
@@ -575,7 +577,7 @@ class ForgetsResetsWithTheRow(MemoryStore):
         owner: str,
         start: Start,
         terms: ClaimTerms | None = None,
-    ) -> Answers:
+    ) -> ClaimResults:
         new = [p for p in partitions if p not in self.load(group, partitions)]
         super().claim(group, partitions, owner, start, terms)
         for p in new:
@@ -587,6 +589,24 @@ class ForgetsResetsWithTheRow(MemoryStore):
 class NamesItselfAnew(MemoryStore):
     def identity(self) -> str:
         return f"{time.perf_counter_ns()}"
+
+
+def _declares(part: str) -> type[MemoryStore]:
+    """A store that declares a part whose methods it does not have."""
+
+    class Declares(MemoryStore):
+        identity: Any = None
+
+        @property
+        def capabilities(self) -> Capabilities:
+            declared: dict[str, Any] = {"named": None, part: self}
+            return replace(super().capabilities, **declared)
+
+    return Declares
+
+
+for _part in PARTS:
+    fails_in(_part, L.test_a_declared_part_is_there)(_declares(_part[0]))
 
 
 @fails(F.test_a_row_that_was_deleted_is_told_from_one_that_was_lost)
@@ -635,7 +655,7 @@ class ReadsFirstWritesLater(MemoryStore):
 
     def claim(
         self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
-    ) -> Answers:
+    ) -> ClaimResults:
         rows = {**start(partitions), **self.load(group, partitions)}
         self.met.wait()
         for p, row in rows.items():
@@ -647,8 +667,8 @@ class ReadsFirstWritesLater(MemoryStore):
 class ClaimsOneByOne(MemoryStore):
     def claim(
         self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
-    ) -> Answers:
-        rows: Answers = {}
+    ) -> ClaimResults:
+        rows: ClaimResults = {}
         for p in partitions:
             rows |= super().claim(group, [p], owner, start, terms)
             time.sleep(0.001)  # the round trip
@@ -661,7 +681,7 @@ class RoundTrips(MemoryStore):
 
     def claim(
         self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
-    ) -> Answers:
+    ) -> ClaimResults:
         for _ in partitions:
             time.sleep(0.002)  # each by itself: on a busy machine, all of them take longer
         return super().claim(group, partitions, owner, start, terms)
@@ -674,7 +694,7 @@ class Counted(MemoryStore):
 
     def claim(
         self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
-    ) -> Answers:
+    ) -> ClaimResults:
         self.asked += 2
         return super().claim(group, partitions, owner, start, terms)
 
@@ -683,7 +703,7 @@ class Counted(MemoryStore):
 class CountedRoundTrips(Counted):
     def claim(
         self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
-    ) -> Answers:
+    ) -> ClaimResults:
         self.asked += len(partitions)
         return super().claim(group, partitions, owner, start, terms)
 
@@ -694,7 +714,7 @@ class PinnedOneByOne(Counted):
 
     def claim(
         self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
-    ) -> Answers:
+    ) -> ClaimResults:
         self.asked += len(partitions) - len(self.load(group, partitions))
         return super().claim(group, partitions, owner, start, terms)
 
@@ -778,7 +798,7 @@ class OneForAllOfThem(MemoryStore):
 
     def claim(
         self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
-    ) -> Answers:
+    ) -> ClaimResults:
         answers = super().claim(group, partitions, owner, start, terms)
         refused = [answer for answer in answers.values() if isinstance(answer, Refused)]
         return dict.fromkeys(answers, refused[0]) if refused else answers

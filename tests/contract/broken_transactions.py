@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 from kconsume.backends import Position
+from kconsume.backends.capabilities import Capabilities
 from kconsume.errors import Fenced, StoreUnavailable
 from kconsume.records import Partition
 from kconsume.testing.conformance import TransactionalSuite as T
+from kconsume.testing.conformance.transactional import TX_CAPABILITIES
 from tests.contract import broken_names  # noqa: F401  (adds its own)
 from tests.contract.broken_stores import CONTROLS, Broken, fails, fails_in
 from tests.contract.queue_store import Queue, QueueStore, QueueTx
@@ -259,6 +262,27 @@ class OneConnection(QueueStore):
             time.sleep(0.002)  # the handler's work
             yield tx
         self.busy = False
+
+
+def _declares(capability: str) -> type[QueueStore]:
+    """A store that declares what its transactions do not have."""
+
+    class Declares(QueueStore):
+        @property
+        def capabilities(self) -> Capabilities:
+            declared: dict[str, Any] = {capability: self if capability == "outbox" else True}
+            return replace(super().capabilities, **declared)
+
+        @contextmanager
+        def transaction(self, group: str, partition: Partition, epoch: int) -> Iterator[QueueTx]:
+            with super().transaction(group, partition, epoch) as tx:
+                yield cast(QueueTx, SimpleNamespace(connection=tx.connection, advance=tx.advance, fault=tx.fault))
+
+    return Declares
+
+
+for _capability in TX_CAPABILITIES:
+    fails_in(_capability, T.test_a_transaction_has_what_the_store_declares)(_declares(_capability[0]))
 
 
 @fails(T.test_a_transaction_that_is_taken_away_is_undone_and_its_handler_can_write_no_more)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
-from kconsume.backends.abc import AsyncTx, TransactionalStore
+from kconsume._runtime.processing.blocking_tx import off_the_loop
+from kconsume._runtime.thread_pool import ThreadPool
+from kconsume.backends.base import TransactionalStore
+from kconsume.backends.capabilities import AsyncTx
 from kconsume.records import Partition
-from kconsume.runtime.hands import Hands
-from kconsume.runtime.off_loop import off_the_loop
 from kconsume.testing.conformance import FencedSuite, TransactionalSuite, awaited
 from kconsume.testing.conformance.forms import OtherForm
 
@@ -28,12 +29,12 @@ class _OffTheLoop(OtherForm[TransactionalStore]):
 
     def __init__(self, store: TransactionalStore) -> None:
         super().__init__(store)
-        self._hands = Hands("form")
-        self._begin = off_the_loop(store, self._hands)
+        self._thread_pool = ThreadPool("form")
+        self._begin = off_the_loop(store, self._thread_pool)
 
     @property
     def async_connection_types(self) -> tuple[type, ...]:
-        return self._store.connection_types
+        return self.inner.connection_types
 
     def transaction(self, group: str, partition: Partition, epoch: int) -> AbstractAsyncContextManager[AsyncTx]:
         raise NotImplementedError("that one is not asked for")
@@ -43,9 +44,9 @@ class _OffTheLoop(OtherForm[TransactionalStore]):
 
     def close(self) -> None:
         super().close()
-        self._hands.close()
-        self._hands = Hands("form")
-        self._begin = off_the_loop(self._store, self._hands)
+        self._thread_pool.close()
+        self._thread_pool = ThreadPool("form")
+        self._begin = off_the_loop(self.inner, self._thread_pool)
 
 
 def for_async_handlers(store: TransactionalStore) -> TransactionalStore:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kconsume.backends import Position, SqliteStore
-from kconsume.backends.abc import ClaimTerms, Positions, Refused, Start
+from kconsume.backends.base import ClaimTerms, Positions, Refused, Start
 from kconsume.errors import StoreError
 from kconsume.records import Partition
 from tests.waiting import eventually

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from kconsume.backends import KafkaStore, SqliteStore
-from kconsume.backends import sqlite as implementation
+from kconsume.backends.sqlite import statements
 from kconsume.errors import KconsumeError
 from kconsume.testing.conformance import Bench, Subject, TransactionalSuite
 from tests.contract.broken_stores import Broken, Case, Promise
@@ -60,9 +60,9 @@ def cases_of(promise: Promise) -> Iterator[Case]:
 
 def switch_off(monkeypatch: pytest.MonkeyPatch, statement: str, guard: str, instead: str) -> None:
     """Take a guard out of a statement of the SQLite store; one that is not in it would control nothing."""
-    text: str = getattr(implementation, statement)
+    text: str = getattr(statements, statement)
     assert guard in text
-    monkeypatch.setattr(implementation, statement, text.replace(guard, instead))
+    monkeypatch.setattr(statements, statement, text.replace(guard, instead))
 
 
 class SqlitePlace:

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from kconsume.backends.outbox_table import NO_TARGETS, NOBODYS, Posted, Targets
-from kconsume.output import Outgoing
+from kconsume._kafka.outgoing import Outgoing
+from kconsume.backends.capabilities import Capabilities
+from kconsume.backends.outbox.tables import NO_TARGETS, UNOWNED, Posted, Targets
 from kconsume.records import Partition
 from kconsume.testing.conformance import Subject
 from tests.contract.queue_store import QueueStore, QueueTx, subject_of
@@ -34,7 +35,7 @@ class QueueOutboxTx(QueueTx):
     def numbers(self) -> list[int]:
         return self.told
 
-    def take_in(self, origins: Sequence[str]) -> set[str]:
+    def record_origins(self, origins: Sequence[str]) -> set[str]:
         new = set(origins) - self._outbox.seen.get(self._group, set()) - self.taken
         self.taken |= new
         return new
@@ -47,6 +48,10 @@ class QueueOutbox(QueueStore):
         self.seen: dict[str, set[str]] = {}
         self.sender: str | None = None
         self.last = 0
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, outbox=self, numbers_rows=True)
 
     @contextmanager
     def transaction(self, group: str, partition: Partition, epoch: int) -> Iterator[QueueOutboxTx]:
@@ -95,14 +100,14 @@ class QueueOutbox(QueueStore):
                 kept = [row for row in self.rows.get((group, partition), []) if row.number not in gone]
                 self.rows[group, partition] = kept
 
-    def strays(self, owner: str, most: int, targets: Targets | None = None) -> list[Posted]:
+    def unowned_rows(self, owner: str, most: int, targets: Targets | None = None) -> list[Posted]:
         with self._lock:
-            rows = self.rows.get(("", NOBODYS), [])
+            rows = self.rows.get(("", UNOWNED), [])
             if rows and self.sender is None:
                 self.sender = owner
             return chosen(rows, targets)[:most] if self.sender == owner else []
 
-    def posting(self, outgoing: Outgoing) -> tuple[str, Any]:
+    def insert_statement(self, outgoing: Outgoing) -> tuple[str, Any]:
         return "leave", outgoing
 
     def forget_origins(self) -> None:
@@ -118,7 +123,7 @@ class QueueOutbox(QueueStore):
             left.append(outgoing)
 
         yield execute
-        self.leave("", NOBODYS, left)
+        self.leave("", UNOWNED, left)
 
 
 def chosen(rows: Sequence[Posted], targets: Targets | None) -> list[Posted]:

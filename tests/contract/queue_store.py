@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from kconsume.backends import MemoryStore, Position
+from kconsume.backends.capabilities import Capabilities
 from kconsume.errors import Fenced, StoreUnavailable, TransactionMisused
 from kconsume.records import Partition
 from kconsume.testing.conformance import Subject, awaited
@@ -76,13 +77,16 @@ class QueueStore(MemoryStore):
     connection_types: ClassVar[tuple[type, ...]] = (Queue,)
     parallel: ClassVar[int | None] = None
     by_record: ClassVar[bool] = True
-    severs: ClassVar[bool] = True
 
     def __init__(self) -> None:
         super().__init__()
         self.effects: list[int] = []
         self.switch = Switch()
         self._lock: Any = self.switch
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, severs=True)
 
     @contextmanager
     def transaction(self, group: str, partition: Partition, epoch: int) -> Iterator[QueueTx]:
@@ -122,10 +126,6 @@ class QueueStore(MemoryStore):
 
 class PipelinedQueueStore(QueueStore):
     """The same, and one that looks only at its end."""
-
-    pipelines: ClassVar[bool] = True
-
-    pipelines = True
 
     @contextmanager
     def pipelined(self, group: str, partition: Partition, epoch: int) -> Iterator[QueueTx]:

@@ -11,13 +11,13 @@ import pytest
 import redis
 
 from kconsume.backends import Position, RedisStore
-from kconsume.backends import redis_script as scripts
-from kconsume.backends.claiming import granted
+from kconsume.backends.claim import granted
+from kconsume.backends.redis import scripts
 from kconsume.errors import (
     Undecided,
 )
 from kconsume.records import Partition
-from kconsume.testing.services.redis import LocalRedis
+from kconsume.testing.services import LocalRedis
 
 ROOT = Path(__file__).parents[2]
 GROUP = "shop"

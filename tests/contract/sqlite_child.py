@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from kconsume.backends import Position, SqliteStore, sqlite_door
-from kconsume.backends.claiming import granted
+from kconsume.backends import Position, SqliteStore
+from kconsume.backends.claim import granted
+from kconsume.backends.sqlite import connection as sqlite_connection
 from kconsume.records import Partition
 
 GROUP = "shop"
@@ -63,10 +64,10 @@ def busy(path: str, turnstile: str) -> None:
 
 def switch_turnstile_off() -> None:
     @contextmanager
-    def open_door(self: object) -> Iterator[None]:
+    def no_turnstile(self: object) -> Iterator[None]:
         yield
 
-    sqlite_door.Door.turnstile = open_door  # type: ignore[method-assign]
+    sqlite_connection.SqliteConnection.turnstile = no_turnstile  # type: ignore[method-assign]
 
 
 def say(text: str, out: TextIO = sys.stdout) -> None:

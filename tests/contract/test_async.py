@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 
 from kconsume import App, HandlerFailed, KconsumeError, Partition, Record, Report
+from kconsume._runtime.lanes.event_loop import AsyncLanes
+from kconsume._runtime.lanes.lane import Chunk, Lane
 from kconsume.backends import SqliteStore, open_store
 from kconsume.errors import ConfigurationError, ResourceFailed
-from kconsume.runtime.async_lanes import AsyncLanes
-from kconsume.runtime.lanes import Chunk, Lane
 from tests.fix_arena import QUICK, Arena, told_to_stop
 from tests.waiting import eventually
 
@@ -100,9 +100,10 @@ def rows(connection: sqlite3.Connection) -> list[str]:
 def another_process_can_write(url: str) -> bool:
     """To the same file, without waiting long for its turn."""
     code = f"""
-        from kconsume.backends import SqliteStore, sqlite_door
+        from kconsume.backends import SqliteStore
+        from kconsume.backends.sqlite import connection
         from kconsume.records import Partition
-        sqlite_door._PATIENCE = 2.0
+        connection._PATIENCE = 2.0
         SqliteStore.from_url({url!r}).reset("another", {{Partition("orders", 0): 1}})
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, capture_output=True, timeout=60)
@@ -496,7 +497,7 @@ def test_cancelled_while_another_runs_the_app_that_one_goes_on(arena: Arena, gro
 
     async def main() -> None:
         async with app.running():
-            starting = app._starting
+            starting = app._start_lock
             starting.acquire()
             late = asyncio.create_task(serve())
             await asyncio.sleep(0.1)
@@ -803,7 +804,7 @@ def test_one_that_waits_for_its_turn_in_the_file_does_not_take_it_afterwards(
             arena.produce(topic, ["b"], 0)
             eventually(waits, what="the second waits for its turn")
 
-    held = rival._writing()
+    held = rival.database.writing()
     asyncio.run(on_the_callers_loop()) if on_loop else on_its_own()
     held.__exit__(None, None, None)
     eventually(lambda: not waits(), what="its turn has come")
@@ -869,7 +870,7 @@ def test_a_record_is_not_skipped_because_of_what_its_handler_raises_when_we_canc
 def test_control_it_would_be_skipped_if_we_did_not_know_that_it_was_us(
     arena: Arena, group: str, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kconsume.runtime.work.CANCELLED", "never")
+    monkeypatch.setattr("kconsume._runtime.processing.outcome.CANCELLED", "never")
     assert cancelled_in_its_transaction(arena, group, sqlite_url, on_loop=False) == (1, [])
 
 
@@ -911,7 +912,7 @@ def test_no_partition_waits_until_another_has_worked_off_all_that_it_was_given(
 def test_control_partitions_starve_where_a_turn_has_no_end(
     arena: Arena, group: str, sqlite_url: str, tx: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kconsume.runtime.async_lanes.TURN", 1e9)
+    monkeypatch.setattr("kconsume._runtime.lanes.event_loop.TURN", 1e9)
     shares = shares_of_time(arena, group, sqlite_url, 6, 50, tx=tx, first=0.003, monkeypatch=monkeypatch)
     assert min(shares) < max(shares) / 4
 
@@ -986,8 +987,8 @@ def test_what_a_slow_handler_has_not_begun_is_bounded_whatever_the_lag(arena: Ar
         calls += 1
         supervisor = app._supervisor
         assert supervisor is not None
-        holdings = list(supervisor.engines[0].tenancy.holdings.values())
-        most = max(most, sum(h.lane.records for h in holdings if h.lane is not None))
+        owned_partitions = list(supervisor.consumers[0].assignment.partitions.values())
+        most = max(most, sum(h.lane.queued_records for h in owned_partitions if h.lane is not None))
 
     with app.running():
         eventually(lambda: calls > 3000, within=60, what="it works on it")
@@ -1089,7 +1090,7 @@ def test_a_handler_that_blocks_the_loop_while_its_partition_goes_costs_neither_m
     def assigned(app: App) -> int:
         supervisor = app._supervisor
         assert supervisor is not None
-        return sum(h.lane is not None for h in dict(supervisor.engines[0].tenancy.holdings).values())
+        return sum(h.lane is not None for h in dict(supervisor.consumers[0].assignment.partitions).values())
 
     with one.running():
         eventually(lambda: assigned(one) == 2, what="both assigned")
@@ -1174,7 +1175,8 @@ SERVICE = """
 
     app.run()
 """
-UNTIL_IT_IS_TOLD_TO_STOP = """while not app._supervisor.engines[0].tenancy.holdings[Partition(topic, 0)].lane.stop:
+UNTIL_IT_IS_TOLD_TO_STOP = """partitions = app._supervisor.consumers[0].assignment.partitions
+        while not partitions[Partition(topic, 0)].lane.stop_reasons:
             await asyncio.sleep(0.01)"""
 
 

@@ -15,11 +15,11 @@ import pyarrow
 import pytest
 
 from kconsume import App, Batch, Batching, Partition, Record
+from kconsume._runtime.assignment.partition import OwnedPartition
+from kconsume._runtime.lanes.batching import BatchBuffer
+from kconsume._runtime.lanes.pacing import Pace
 from kconsume.backends import SqliteStore
 from kconsume.errors import UnreadableBatch
-from kconsume.runtime.budget import Pace
-from kconsume.runtime.gathering import Gathering
-from kconsume.runtime.holding import Holding
 from tests.fix_arena import QUICK, Arena
 from tests.unit.fakes import FakeMessage
 from tests.waiting import eventually
@@ -34,19 +34,19 @@ class Seen(NamedTuple):
     offsets: list[int]
 
 
-def holdings(app: App) -> dict[Partition, Holding]:
+def owned_partitions(app: App) -> dict[Partition, OwnedPartition]:
     supervisor = app._supervisor
-    return {} if supervisor is None else dict(supervisor.engines[0].tenancy.holdings)
+    return {} if supervisor is None else dict(supervisor.consumers[0].assignment.partitions)
 
 
 def assigned(app: App) -> set[int]:
-    return {p.number for p, h in holdings(app).items() if h.lane is not None and h.state.value == "open"}
+    return {p.number for p, h in owned_partitions(app).items() if h.lane is not None and h.state.value == "open"}
 
 
 def gathered(app: App) -> dict[int, int]:
     """How many records of each partition wait for their batch."""
-    lanes = [h.lane for h in holdings(app).values() if h.lane is not None]
-    return {lane.partition.number: len(lane.gathering) for lane in lanes if lane.gathering is not None}
+    lanes = [h.lane for h in owned_partitions(app).values() if h.lane is not None]
+    return {lane.partition.number: len(lane.batch_buffer) for lane in lanes if lane.batch_buffer is not None}
 
 
 def member(arena: Arena, name: str, topic: str, group: str, seen: list[Seen], batching: Batching) -> App:
@@ -125,13 +125,13 @@ def test_the_wait_begins_with_the_first_record_and_not_with_the_poll_before(
 ) -> None:
     """A poll may have waited a tenth of a second: counted from its beginning, a short wait would be over at once."""
     counted_from: list[float] = []
-    add = Gathering.add
+    add = BatchBuffer.add
 
-    def noting(self: Gathering, messages: list[Any], now: float) -> None:
+    def noting(self: BatchBuffer, messages: list[Any], now: float) -> None:
         counted_from.append(now)
         add(self, messages, now)
 
-    monkeypatch.setattr(Gathering, "add", noting)
+    monkeypatch.setattr(BatchBuffer, "add", noting)
     topic, seen = arena.topic(1), list[Seen]()
     app = member(arena, "", topic, group, seen, Batching(10, wait=0.0))
     with app.running():
@@ -221,7 +221,7 @@ def test_what_waits_in_a_paused_partition_is_kept_and_comes_once(arena: Arena, g
         arena.produce(topic, ["x"] * 10, 0)
         eventually(lambda: gathered(app) == {0: 10}, what="gathered")
         app.pause(f"{topic}/0")
-        eventually(lambda: "person" in holdings(app)[Partition(topic, 0)].held, what="paused")
+        eventually(lambda: "user" in owned_partitions(app)[Partition(topic, 0)].pause_reasons, what="paused")
         arena.produce(topic, ["x"] * 10, 0)
         app.resume(f"{topic}/0")
         eventually(lambda: seen, what="a full batch")
@@ -315,7 +315,7 @@ def swift_batches(arena: Arena, group: str) -> tuple[App, str, list[Seen], threa
 def test_an_owner_that_is_deposed_between_the_batches_of_one_fetch_loses_and_repeats_none(
     arena: Arena, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pace, "SWIFT", 10.0)  # swift whatever it takes, as on a busy machine
+    monkeypatch.setattr(Pace, "FAST", 10.0)  # swift whatever it takes, as on a busy machine
     app, topic, seen, entered, release = swift_batches(arena, group)
     with app.running():
         try:
@@ -323,8 +323,8 @@ def test_an_owner_that_is_deposed_between_the_batches_of_one_fetch_loses_and_rep
             for partition in range(2):
                 arena.produce(topic, [b"x"] * 1000, partition)
             eventually(lambda: sum(len(each.offsets) for each in seen) == 2000, what="the first records")
-            lanes = [h.lane for h in holdings(app).values()]
-            assert all(lane is not None and lane.pace.swift for lane in lanes), "the handler is not swift here"
+            lanes = [h.lane for h in owned_partitions(app).values()]
+            assert all(lane is not None and lane.pace.is_fast for lane in lanes), "the handler is not swift here"
             # One fetch of several batches, of which the second holds the owner up.
             arena.produce(topic, [b"x"] * 60 + [b"hold"] + [b"x"] * 439, 0)
             assert entered.wait(20)
@@ -344,7 +344,7 @@ def test_an_owner_that_is_deposed_between_the_batches_of_one_fetch_loses_and_rep
 def test_an_owner_that_is_deposed_by_batch_after_batch_loses_and_repeats_none(
     arena: Arena, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pace, "SWIFT", 10.0)  # swift whatever it takes: every long batch changes the owner
+    monkeypatch.setattr(Pace, "FAST", 10.0)  # swift whatever it takes: every long batch changes the owner
     topic, seen, threads = arena.topic(2), list[Seen](), set[str]()
     app = arena.app(group)
 
@@ -479,24 +479,26 @@ def test_records_that_waited_for_their_batch_go_with_their_lane(arena: Arena, gr
         arena.produce(topic, map(str, range(50)), 0)
         eventually(lambda: gathered(app) == {0: 50}, what="all wait for their batch")
         assert app._supervisor is not None
-        (engine,) = app._supervisor.engines
-        lane = holdings(app)[place].lane
+        (consumer,) = app._supervisor.consumers
+        lane = owned_partitions(app)[place].lane
         assert lane is not None
         if way == "seek":
             app.seek(place, 0)
-            eventually(lambda: (now := holdings(app)[place].lane) is not None and now is not lane, what="a new lane")
+            eventually(
+                lambda: (now := owned_partitions(app)[place].lane) is not None and now is not lane, what="a new lane"
+            )
         elif way == "revoked":
             app.subscribe(arena.topic(1))
-            eventually(lambda: place not in holdings(app), what="revoked")
+            eventually(lambda: place not in owned_partitions(app), what="revoked")
         else:
-            holding = holdings(app)[place]
+            owned = owned_partitions(app)[place]
             error = UnreadableBatch("no batch")
-            engine.loop.request(lambda: engine.tenancy.put_on_hold(holding, error, drains=False))
+            consumer.loop.request(lambda: consumer.assignment.put_on_hold(owned, error, drains=False))
             on_its_way: Any = FakeMessage(offset=50, topic=topic)
-            engine.loop.request(lambda: engine.loop._dispatch([(place, [on_its_way])], 0.0))
+            consumer.loop.request(lambda: consumer.loop.dispatcher.dispatch([(place, [on_its_way])], 0.0))
             done = threading.Event()
-            engine.loop.request(done.set)
+            consumer.loop.request(done.set)
             assert done.wait(45)
-        assert lane.gathering is not None
-        assert len(lane.gathering) == 0
+        assert lane.batch_buffer is not None
+        assert len(lane.batch_buffer) == 0
     assert seen == []

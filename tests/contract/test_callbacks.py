@@ -16,12 +16,13 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from kconsume import App, Partition, Record
+from kconsume._config.client_settings import client_settings
+from kconsume._embedded.controls import KafkaControls
+from kconsume._kafka.commit_result import OffsetToCommit
+from kconsume._kafka.consumer import KafkaConsumer, StartAt
+from kconsume._runtime.assignment.assignment import Assignment
+from kconsume._runtime.deadlines import Deadline
 from kconsume.backends import open_store
-from kconsume.runtime.budget import Deadline
-from kconsume.runtime.source import Mark, Place, Source
-from kconsume.runtime.tenancy import Tenancy
-from kconsume.settings import client_settings
-from kconsume.testing.embedded import KafkaControls
 from tests.fix_arena import PROTOCOLS, Arena
 from tests.liveness import assert_app_lives
 from tests.waiting import eventually
@@ -40,8 +41,8 @@ def arena(embedded: KafkaControls) -> Iterator[Arena]:
 class Lodger:
     """Starts everything at its beginning."""
 
-    def assigned(self, partitions: list[Partition]) -> Mapping[Partition, Place]:
-        return {p: Place(0) for p in partitions}
+    def assigned(self, partitions: list[Partition]) -> Mapping[Partition, StartAt]:
+        return {p: StartAt(0) for p in partitions}
 
     def revoked(self, partitions: list[Partition]) -> None: ...
 
@@ -63,7 +64,7 @@ def count_amid_raising_callbacks(
     topic = arena.topic(1)
     arena.produce(topic, (b"x" * 50 for _ in range(RECORDS)), 0)
     settings = client_settings(arena.bootstrap, group, arena.quick({}))
-    source, place = Source(settings, Lodger(), batch=100), Partition(topic, 0)
+    source, place = KafkaConsumer(settings, Lodger(), batch=100), Partition(topic, 0)
     came = faults = 0
 
     def burst(*_: object) -> None:
@@ -75,9 +76,9 @@ def count_amid_raising_callbacks(
         return position.offset == RECORDS
 
     with monkeypatch.context() as patch:
-        patch.setattr(Source, "_note_commit", burst)
+        patch.setattr(KafkaConsumer, "_note_commit", burst)
         if not guarded:
-            patch.setattr(Source, "_total", lambda _, step, *arguments: step(*arguments))
+            patch.setattr(KafkaConsumer, "_guarded", lambda _, step, *arguments: step(*arguments))
         source.subscribe([topic])
         deadline = Deadline(20.0)
         while not at_the_end():
@@ -86,7 +87,7 @@ def count_amid_raising_callbacks(
                 came += sum(len(run) for _, run in source.fetch(0.1))
             except Burst:
                 faults += 1
-            source.commit({place: Mark(0, None, "")})
+            source.commit({place: OffsetToCommit(0, None, "")})
     closing = threading.Thread(target=close, args=(source,), daemon=True)
     closing.start()
     closing.join(20.0 if guarded else 0.0)  # without the guard it may never come back
@@ -94,7 +95,7 @@ def count_amid_raising_callbacks(
     return came, faults
 
 
-def close(source: Source) -> None:
+def close(source: KafkaConsumer) -> None:
     with suppress(Burst):  # the last one may be parked
         source.close()
 
@@ -152,9 +153,9 @@ class Shop:
         return {(p.number, n) for p, position in stored.items() for n in range(position.next_offset)} - set(self.seen)
 
 
-def tenancy_of(app: App) -> Tenancy:
+def assignment_of(app: App) -> Assignment:
     assert app._supervisor is not None
-    return app._supervisor.engines[0].tenancy
+    return app._supervisor.consumers[0].assignment
 
 
 def raising(error: Exception) -> Callable[..., NoReturn]:
@@ -172,7 +173,7 @@ def make_revoke(shop: Shop, others: ExitStack) -> None:
         with shop.member().running() as app:
             leave.wait(60)
             # The client does not take leave of a KIP-848 group that it is about to join: it would be waited for.
-            eventually(lambda: len(tenancy_of(app).holdings) == 2, what="the other has taken over", within=40)
+            eventually(lambda: len(assignment_of(app).partitions) == 2, what="the other has taken over", within=40)
 
     other = threading.Thread(target=live)
     other.start()
@@ -204,8 +205,8 @@ def test_an_error_when_partitions_go_ends_the_app_with_its_cause_and_loses_nothi
 
     def run() -> None:
         with ExitStack() as others, one.running():
-            eventually(lambda: len(tenancy_of(one).holdings) == 2, what="assigned")
-            setattr(tenancy_of(one), callback, raising(error))
+            eventually(lambda: len(assignment_of(one).partitions) == 2, what="assigned")
+            setattr(assignment_of(one), callback, raising(error))
             provoke(shop, others)
             eventually(lambda: False, what="the error ends this")
 
@@ -224,7 +225,7 @@ def test_an_error_when_partitions_come_ends_the_app_with_its_cause_and_nothing_f
     shop, error = Shop(arena, group, protocol), ERRORS[kind]
     shop.write()
     with monkeypatch.context() as patch:
-        patch.setattr(Tenancy, "assigned", raising(error))
+        patch.setattr(Assignment, "assigned", raising(error))
         with pytest.raises(type(error), match="no room"):
             shop.member().catch_up()
     assert shop.seen == [], "the client did not start anything at an offset of its own"

@@ -9,8 +9,8 @@ import pytest
 
 from kconsume import App, Partition
 from kconsume.backends import open_store
-from kconsume.cli.check import Sheet, examine
-from kconsume.cli.findings import Finding
+from kconsume.cli.check.command import CheckReport, examine
+from kconsume.cli.check.findings import Finding
 from kconsume.errors import OffsetError, OffsetOutOfRange, TopicRecreated
 from tests.fix_arena import Arena
 from tests.waiting import eventually
@@ -31,7 +31,7 @@ def member(arena: Arena, group: str, offsets: str, topic: str) -> App:
     return app
 
 
-def errors(sheet: Sheet) -> list[Finding]:
+def errors(sheet: CheckReport) -> list[Finding]:
     return [finding for finding in sheet.findings if finding.level == "error"]
 
 

@@ -17,15 +17,15 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from kconsume import App, Partition
+from kconsume._config.client_settings import ClientValue
+from kconsume._runtime.assignment.assignment import Assignment
+from kconsume._runtime.assignment.claims import Answers as OfAClaim
+from kconsume._runtime.assignment.claims import Claims
+from kconsume._runtime.assignment.partition import PendingClaim
 from kconsume.backends import FencedStore, MemoryStore, Position, open_store
-from kconsume.backends.abc import ClaimTerms, Start
-from kconsume.backends.claiming import Answers, granted
+from kconsume.backends.base import ClaimTerms, Start
+from kconsume.backends.claim import ClaimResults, granted
 from kconsume.errors import ConfigurationError, Fenced
-from kconsume.runtime.claims import Answers as OfAClaim
-from kconsume.runtime.claims import Claims
-from kconsume.runtime.holding import Claim
-from kconsume.runtime.tenancy import Tenancy
-from kconsume.settings import ClientValue
 from kconsume.testing.services import KafkaService
 from tests.fix_arena import PROTOCOLS, QUICK
 from tests.fix_kafka import MakeTopic, produce
@@ -99,7 +99,7 @@ def refusals(caplog: pytest.LogCaptureFixture) -> int:
 
 
 def fencings(caplog: pytest.LogCaptureFixture) -> int:
-    return sum(record.getMessage().startswith("fenced ") for record in caplog.records)
+    return sum(record.getMessage().startswith("partition fenced ") for record in caplog.records)
 
 
 def quick(protocol: Kafka) -> Kafka:
@@ -182,7 +182,7 @@ def test_one_partition_that_is_refused_leaves_the_others_of_its_claim_alone(
     with app.running():
         eventually(lambda: sorted(seen) == ["0", "1"], what="both flow")
     (refused,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("claim refused ")]
-    assert f"partition={name}/0," in refused
+    assert f"partition={name}/0 " in refused
     with closing(open_store(postgres_url)) as store:
         assert store.load(group, [Partition(name, 1)])[Partition(name, 1)].epoch == 1, "claimed once"
 
@@ -203,7 +203,7 @@ class SlowToLook(MemoryStore):
 
     def claim(
         self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
-    ) -> Answers:
+    ) -> ClaimResults:
         self.claims.setdefault(owner, []).extend(partitions)
         return super().claim(group, partitions, owner, start, terms)
 
@@ -258,18 +258,18 @@ def test_control_with_the_partitions_of_the_moment_when_it_was_queued_it_does_no
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def ask(tenancy: Tenancy, claim: Claim) -> OfAClaim:
-        return dict(claim.errand(sorted(claim.holdings), None))
+    def ask(assignment: Assignment, claim: PendingClaim) -> OfAClaim:
+        return dict(claim.call(sorted(claim.partitions), None))
 
-    monkeypatch.setattr(Tenancy, "_ask", ask)
+    monkeypatch.setattr(Assignment, "_ask_store", ask)
     with pytest.raises(AssertionError, match="each has claimed its own"):
         a_claim_that_waits_leaves_out_what_went(kafka, topic, group, caplog)
 
 
 def assigned(app: App) -> set[Partition]:
     supervisor = app._supervisor
-    engines = supervisor.engines if supervisor is not None else ()
-    return {p for engine in engines for p in engine.loop.snapshot.assigned}
+    consumers = supervisor.consumers if supervisor is not None else ()
+    return {p for consumer in consumers for p in consumer.loop.snapshot.assigned}
 
 
 def test_control_if_the_generation_counted_after_the_confirmation_too_they_are_never_taken_over(
@@ -282,7 +282,7 @@ def test_control_if_the_generation_counted_after_the_confirmation_too_they_are_n
         return tries[-1]
 
     monkeypatch.setattr(Claims, "take_over", take_over)
-    monkeypatch.setattr("kconsume.runtime.tenancy._BACKOFF_MOST", 0.1)
+    monkeypatch.setattr("kconsume._runtime.assignment.assignment._BACKOFF_MOST", 0.1)
     shop.claimed_before(1_000_000)
     app = App(shop.bootstrap, group=shop.group, offsets=shop.offsets, kafka=QUICK, startup=0)  # it never has its claim
     seen: list[str] = []
@@ -336,7 +336,7 @@ def test_who_is_in_no_group_leaves_the_generation_as_it_is_and_ends_when_it_is_f
 
 
 class OfAnEarlierProtocol(MemoryStore):
-    def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> Answers:  # type: ignore[override]
+    def claim(self, group: str, partitions: Sequence[Partition], owner: str, start: Start) -> ClaimResults:  # type: ignore[override]
         return super().claim(group, partitions, owner, start)
 
 

@@ -17,15 +17,18 @@ import pytest
 from confluent_kafka import KafkaError
 
 from kconsume import App, Partition, Record
+from kconsume._embedded.controls import KafkaControls
+from kconsume._embedded.mock_cluster import EmbeddedKafka
+from kconsume._kafka.commit_result import OffsetToCommit
+from kconsume._kafka.consumer import KafkaConsumer
+from kconsume._kafka.fetched import Runs
+from kconsume._runtime import loop
+from kconsume._runtime.assignment import committer, held_watch
+from kconsume._runtime.assignment.assignment import Assignment
+from kconsume._runtime.assignment.committer import GroupCommitter
 from kconsume.backends import open_store
 from kconsume.errors import ClientFailed, InstanceTaken, KconsumeError
-from kconsume.rebalance.record import LOST, MEMBERS
-from kconsume.runtime import loop, tenancy
-from kconsume.runtime.arrivals import Runs
-from kconsume.runtime.commits import GroupLedger
-from kconsume.runtime.source import Mark, Source
-from kconsume.runtime.tenancy import Tenancy
-from kconsume.testing.embedded import EmbeddedKafka, KafkaControls
+from kconsume.rebalance.events import LOST, MEMBERS
 from tests.fix_arena import PROTOCOLS, Arena
 from tests.liveness import assert_app_lives
 from tests.waiting import eventually
@@ -79,14 +82,14 @@ def arena(embedded: KafkaControls, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 @pytest.fixture
 def strangers(monkeypatch: pytest.MonkeyPatch) -> list[Partition]:
     """What was committed by a member to whom it was not assigned, as its client sees it."""
-    commit, found = Source.commit, list[Partition]()
+    commit, found = KafkaConsumer.commit, list[Partition]()
 
-    def watched(source: Source, marks: dict[Partition, Mark]) -> None:
+    def watched(source: KafkaConsumer, marks: dict[Partition, OffsetToCommit]) -> None:
         assigned = {Partition(e.topic, e.partition) for e in source._consumer.assignment()}
         found.extend(marks.keys() - assigned)
         commit(source, marks)
 
-    monkeypatch.setattr(Source, "commit", watched)
+    monkeypatch.setattr(KafkaConsumer, "commit", watched)
     return found
 
 
@@ -144,12 +147,12 @@ class Shop:
 
     def held(self, app: App) -> dict[Partition, str]:
         supervisor = app._supervisor
-        engines = supervisor.engines if supervisor is not None else ()
-        return {p: trouble.code for engine in engines for p, trouble in engine.loop.snapshot.held.items()}
+        consumers = supervisor.consumers if supervisor is not None else ()
+        return {p: trouble.code for consumer in consumers for p, trouble in consumer.loop.snapshot.held.items()}
 
     def owned(self, app: App) -> int:
         supervisor = app._supervisor
-        return 0 if supervisor is None else sum(h.lane is not None for h in _tenancy(app).holdings.values())
+        return 0 if supervisor is None else sum(h.lane is not None for h in _assignment(app).partitions.values())
 
     def committed(self) -> dict[int, int]:
         """What the Kafka group says."""
@@ -184,14 +187,14 @@ class Shop:
         return self.member().catch_up(idle=0.2).handled
 
 
-def _tenancy(app: App) -> Tenancy:
+def _assignment(app: App) -> Assignment:
     assert app._supervisor is not None
-    return app._supervisor.engines[0].tenancy
+    return app._supervisor.consumers[0].assignment
 
 
 def _reasons(app: App) -> list[str]:
     assert app._supervisor is not None
-    return [rebalance.reason for rebalance in app._supervisor.engines[0].chronicle.history.recent]
+    return [rebalance.reason for rebalance in app._supervisor.consumers[0].recorder.history.recent]
 
 
 def _said(error: int) -> str:
@@ -228,6 +231,41 @@ def test_a_commit_that_met_a_rebalance_is_said_again_and_nothing_is_repeated(
 
 @pytest.mark.dense
 @pytest.mark.parametrize("store", ["kafka", "sqlite"])
+@pytest.mark.parametrize("protocol", ALL)
+def test_a_commit_that_is_not_answered_is_sent_again_and_one_that_arrives_late_takes_nothing_back(
+    arena: Arena, group: str, sqlite_url: str, monkeypatch: pytest.MonkeyPatch, protocol: str, store: str
+) -> None:
+    """The commit of a half goes nowhere. It arrives behind that of the whole, and the group is back at the half."""
+    commit, strays, arrived = KafkaConsumer.commit, list[dict[Partition, OffsetToCommit]](), threading.Event()
+    shop = Shop(arena, group, protocol, {"kafka": "kafka://", "sqlite": sqlite_url}[store])
+
+    def astray(source: KafkaConsumer, marks: dict[Partition, OffsetToCommit]) -> None:
+        if not strays and max(mark.offset for mark in marks.values()) > 0:
+            strays.append(marks)
+            return
+        commit(source, marks)
+        if min(mark.offset for mark in marks.values()) == 2 * EACH and not arrived.is_set():
+            arrived.set()
+            commit(source, strays[0])
+
+    with shop.member().running() as app:
+        shop.await_pinned(app)
+        monkeypatch.setattr(committer, "UNANSWERED", 0.5)
+        monkeypatch.setattr(KafkaConsumer, "commit", astray)
+        shop.write()
+        eventually(lambda: strays and not shop.missing(), what="the first half is handled")
+        eventually(
+            lambda: shop.committed() == {0: EACH, 1: EACH},
+            what="the second commit is sent, though the first is not answered",
+        )
+        shop.write()
+        eventually(arrived.is_set, what="the first commit arrives behind the last")
+        shop.await_all("and the last stands")
+    assert len(shop.seen) == len(set(shop.seen))
+
+
+@pytest.mark.dense
+@pytest.mark.parametrize("store", ["kafka", "sqlite"])
 @pytest.mark.parametrize(("error", "protocol"), DISOWNED, ids=named)
 def test_a_member_that_the_broker_disowns_commits_nothing_until_it_has_joined_again(
     arena: Arena,
@@ -255,7 +293,7 @@ def test_a_member_that_the_broker_disowns_commits_nothing_until_it_has_joined_ag
 def test_control_a_member_that_does_not_forget_what_it_lost_commits_what_is_not_its_own(
     arena: Arena, group: str, strangers: list[Partition], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Tenancy, "_forget", lambda *_: None)
+    monkeypatch.setattr(Assignment, "_forget", lambda *_: None)
     shop = Shop(arena, group, "cooperative")
     with shop.member().running() as app:
         shop.await_pinned(app)
@@ -361,13 +399,13 @@ def test_a_last_commit_that_is_refused_all_the_time_ends_by_the_deadline_and_is_
         shop.write()
         eventually(lambda: not shop.missing(), what="all handled")
         shop.broker.fail_next("OffsetCommit", *[KafkaError.REBALANCE_IN_PROGRESS] * 1000)
-        sent, commit = list[dict[Partition, Mark]](), Source.commit
+        sent, commit = list[dict[Partition, OffsetToCommit]](), KafkaConsumer.commit
 
-        def counted(source: Source, marks: dict[Partition, Mark]) -> None:
+        def counted(source: KafkaConsumer, marks: dict[Partition, OffsetToCommit]) -> None:
             sent.append(marks)
             commit(source, marks)
 
-        monkeypatch.setattr(Source, "commit", counted)
+        monkeypatch.setattr(KafkaConsumer, "commit", counted)
     assert "not committed" in caplog.text
     assert caplog.text.count(_said(KafkaError.REBALANCE_IN_PROGRESS)) == 1, "reported once"
     assert len(sent) <= shutdown / loop._ROOM_POLL
@@ -432,7 +470,7 @@ def test_a_commit_that_is_refused_for_good_ends_the_app_with_the_fix(
 def test_a_commit_that_a_topic_s_rights_refuse_holds_its_partitions_until_they_are_given(
     arena: Arena, group: str, strangers: list[Partition], protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tenancy, "READ_AGAIN_EVERY", 1.0)
+    monkeypatch.setattr(held_watch, "READ_AGAIN_EVERY", 1.0)
     shop = Shop(arena, group, protocol)
     with shop.member().running() as app:
         shop.await_pinned(app)
@@ -466,8 +504,8 @@ def test_a_commit_that_is_only_for_tools_to_see_never_ends_the_app(
 def test_control_a_commit_that_is_not_known_to_be_advisory_ends_the_app(
     arena: Arena, group: str, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    init = GroupLedger.__init__
-    monkeypatch.setattr(GroupLedger, "__init__", lambda self, source, **_: init(self, source))
+    init = GroupCommitter.__init__
+    monkeypatch.setattr(GroupCommitter, "__init__", lambda self, source, **_: init(self, source))
     shop = Shop(arena, group, "cooperative", sqlite_url)
     shop.write()
     shop.broker.fail_next("OffsetCommit", KafkaError.GROUP_AUTHORIZATION_FAILED)
@@ -515,9 +553,14 @@ def test_a_client_that_has_died_ends_the_app_whatever_the_store(
 def ended_before_the_app(arena: Arena, group: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Offsets whose handler ran when the client died, and ended before the app did: by then the client has been polled
     for a while, and has said that it is dead."""
-    shop, ended, polls, poll = Shop(arena, group, "consumer", instance="pod-1"), list[int](), list[None](), Source.poll
+    shop, ended, polls, poll = (
+        Shop(arena, group, "consumer", instance="pod-1"),
+        list[int](),
+        list[None](),
+        KafkaConsumer.poll,
+    )
 
-    def polled(source: Source) -> Runs:
+    def polled(source: KafkaConsumer) -> Runs:
         polls.append(None)
         return poll(source)
 
@@ -538,7 +581,7 @@ def ended_before_the_app(arena: Arena, group: str, monkeypatch: pytest.MonkeyPat
         arena.produce(shop.topic, ["swift"], 1)
 
     app = shop.member(shutdown=30.0, handle=slow)
-    monkeypatch.setattr(Source, "poll", polled)
+    monkeypatch.setattr(KafkaConsumer, "poll", polled)
     with pytest.raises(InstanceTaken):
         shop.run_until_it_fails(write, app)
     return list(ended)
@@ -555,7 +598,7 @@ def test_a_handler_that_runs_when_the_client_dies_is_not_cut_short(
 def test_control_a_drain_that_the_client_can_end_leaves_the_handler_running(
     arena: Arena, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop.Loop, "_serve", lambda self: self._source.poll())
+    monkeypatch.setattr(loop.Loop, "_serve", lambda self: self._consumer.poll())
     assert ended_before_the_app(arena, group, monkeypatch) == []
 
 

@@ -136,4 +136,4 @@ def test_each_record_that_is_left_is_handled_once_and_nothing_is_lag(
         produce(kafka.bootstrap, compacted, [str(WRITTEN)], ["the end"], partition=0)
         eventually(has_read_all, what="the offset goes on")
     assert [value for value in calls if value != WRITTEN] == LEFT
-    assert [r.getMessage() for r in caplog.records if r.getMessage().startswith("fenced ")] == []
+    assert [r.getMessage() for r in caplog.records if r.getMessage().startswith("partition fenced ")] == []

@@ -19,12 +19,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kconsume.backends import FencedStore, KafkaStore, MemoryStore, SqliteStore, TransactionalStore
-from kconsume.backends import sqlite as implementation
-from kconsume.backends.sqlite_door import LentConnection
+from kconsume.backends.capabilities import Capabilities, NamedStore, capabilities_of
+from kconsume.backends.sqlite import transaction
+from kconsume.backends.sqlite.connection import LentSqliteConnection
 from kconsume.records import Partition
 from kconsume.testing.conformance import Bench, FencedSuite, OffsetsSuite, Subject, TransactionalSuite, pipelined
 from tests.contract.broken_stores import Control, Counted, Promise
@@ -161,7 +163,7 @@ def test_a_test_whose_subject_lacks_what_it_needs_says_what() -> None:
 
 
 def test_a_store_without_the_level_s_methods_is_told_which() -> None:
-    with pytest.raises(AssertionError, match="KafkaStore is no FencedStore: it has no claim, reclaim"):
+    with pytest.raises(AssertionError, match="KafkaStore is no FencedStore: it needs claim, reclaim"):
         fails_plainly(
             FencedSuite.test_nothing_to_reclaim_is_nothing_reclaimed,
             Subject(open=lambda: KafkaStore("nowhere:9092")),
@@ -198,6 +200,36 @@ def test_the_sample_of_the_docs_runs_and_can_fail(tmp_path: Path) -> None:
     assert "FAILED test_broken.py::TestMyStore::test_it_says_what_it_promises" in done.stdout
 
 
+def test_what_the_piece_of_the_docs_declares_is_what_the_runtime_finds() -> None:
+    page = (ROOT / "docs" / "stores.md").read_text()
+    (piece,) = re.findall(r"```python\n(?!# \S+\.py\n)(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {"__name__": "etcd"}
+    exec(piece, names)
+    whole: Any = type("WholeStore", (names["EtcdStore"], MemoryStore), {})  # the dots of the page stand for the methods
+    store = whole()
+    assert capabilities_of(store) == Capabilities(store, named=store)
+    assert capabilities_of(store).fenced is not None
+    with Bench(Subject(open=lambda: store)) as bench:
+        OffsetsSuite().test_a_declared_part_is_there(bench, "named", NamedStore)
+
+
+def test_a_store_that_declares_an_id_and_has_none_is_found_out() -> None:
+    """The control of the test before: the same declaration on a store without `identity()`."""
+
+    class Nameless(QueueStore):
+        identity = None  # type: ignore[assignment]
+
+        @property
+        def capabilities(self) -> Capabilities:
+            return Capabilities(self, named=self)  # type: ignore[arg-type]
+
+    with (
+        pytest.raises(AssertionError, match="Nameless declares named and is no NamedStore"),
+        Bench(subject_of(Nameless())) as bench,
+    ):
+        OffsetsSuite().test_a_declared_part_is_there(bench, "named", NamedStore)
+
+
 @pytest.mark.parametrize(
     "promise",
     [
@@ -218,16 +250,16 @@ def test_a_broken_store_is_found_out_by_what_is_awaited_too(promise: Promise) ->
 
 L, F, T = OffsetsSuite, FencedSuite, TransactionalSuite
 GUARDS: list[tuple[str, str, str, list[Promise]]] = [
-    ("_SAVE", "and next_offset <= ?", "and ? is not null", [L.test_an_offset_never_goes_backwards]),
+    ("SAVE", "and next_offset <= ?", "and ? is not null", [L.test_an_offset_never_goes_backwards]),
     (
-        "_SAVE",
+        "SAVE",
         "and next_offset in (coalesce(?, next_offset), ?)",
         "and ? is not ?",
         [F.test_a_save_from_an_offset_that_the_row_does_not_have_is_refused],
     ),
-    ("_SAVE", "coalesce(?, topic_id)", "?", [L.test_an_unknown_topic_id_never_overwrites_a_known_one]),
+    ("SAVE", "coalesce(?, topic_id)", "?", [L.test_an_unknown_topic_id_never_overwrites_a_known_one]),
     (
-        "_SAVE",
+        "SAVE",
         "and epoch = ?",
         "and ? is not null",
         [
@@ -240,7 +272,7 @@ GUARDS: list[tuple[str, str, str, list[Promise]]] = [
         ],
     ),
     (
-        "_CLAIM",
+        "CLAIM",
         "epoch = epoch + 1",
         "epoch = 1",
         [
@@ -249,13 +281,13 @@ GUARDS: list[tuple[str, str, str, list[Promise]]] = [
         ],
     ),
     (
-        "_CLAIM",
+        "CLAIM",
         "coalesce(?, generation)",
         "?",
         [F.test_a_claim_without_terms_is_granted_and_leaves_the_generation_as_it_is],
     ),
     (
-        "_CLAIM",
+        "CLAIM",
         "coalesce(?, generation)",
         "coalesce(generation, ?)",
         [
@@ -264,7 +296,7 @@ GUARDS: list[tuple[str, str, str, list[Promise]]] = [
         ],
     ),
     (
-        "_RECLAIM",
+        "RECLAIM",
         "and epoch = ?",
         "and ? is not null",
         [
@@ -273,7 +305,7 @@ GUARDS: list[tuple[str, str, str, list[Promise]]] = [
         ],
     ),
     (
-        "_RECLAIM",
+        "RECLAIM",
         "epoch = epoch + 1",
         "epoch = epoch",
         [
@@ -283,7 +315,7 @@ GUARDS: list[tuple[str, str, str, list[Promise]]] = [
         ],
     ),
     (
-        "_RESET",
+        "RESET",
         "epoch = epoch + 1",
         "epoch = epoch",
         [
@@ -292,14 +324,14 @@ GUARDS: list[tuple[str, str, str, list[Promise]]] = [
         ],
     ),
     (
-        "_RETIRE",
+        "KEEP_LAST_EPOCH",
         "max(last_epoch,",
         "min(last_epoch,",
         [F.test_a_zombie_from_before_a_delete_is_fenced_from_what_was_made_after_it],
     ),
-    ("_ADVANCE", "and next_offset = ?", "and ? is not null", [T.test_an_advance_from_where_we_are_not_leaves_nothing]),
+    ("ADVANCE", "and next_offset = ?", "and ? is not null", [T.test_an_advance_from_where_we_are_not_leaves_nothing]),
     (
-        "_MARK",
+        "MARK",
         "and epoch = ?",
         "and ? is not null",
         [
@@ -334,9 +366,9 @@ def test_a_guard_that_is_taken_out_of_a_statement_is_missed(
 def test_with_the_whole_fence_off_sqlite_has_effects_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, promise: Promise
 ) -> None:
-    for statement, guard in (("_MARK", "and epoch = ?"), ("_ADVANCE", "and epoch = ?")):
+    for statement, guard in (("MARK", "and epoch = ?"), ("ADVANCE", "and epoch = ?")):
         switch_off(monkeypatch, statement, guard, "and ? is not null")
-    switch_off(monkeypatch, "_ADVANCE", "and next_offset = ?", "and ? is not null")
+    switch_off(monkeypatch, "ADVANCE", "and next_offset = ?", "and ? is not null")
     fails(promise, places_in(tmp_path))
 
 
@@ -350,22 +382,20 @@ def test_with_the_whole_fence_off_sqlite_has_effects_twice(
 def test_an_end_that_does_not_ask_what_became_of_the_advance_is_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, promise: Promise
 ) -> None:
-    monkeypatch.setattr(implementation.SqliteTx, "end", lambda _: None)
+    monkeypatch.setattr(transaction.SqliteTx, "end", lambda _: None)
     fails(promise, places_in(tmp_path))
 
 
-def test_a_pooled_connection_that_does_not_rest_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LentConnection, "rest", lambda _: None)
+def test_a_pooled_connection_that_is_not_deactivated_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LentSqliteConnection, "deactivate", lambda _: None)
     fails(T.test_a_transaction_that_has_ended_is_not_used_again, places_in(tmp_path))
 
 
 def test_a_transaction_that_begins_without_looking_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
-    def unlooking(
-        store: SqliteStore, group: str, partition: Partition, epoch: int
-    ) -> Iterator[implementation.SqliteTx]:
-        with store._writing() as connection:
-            yield implementation.SqliteTx(connection, store.address, group, partition, epoch)
+    def unlooking(store: SqliteStore, group: str, partition: Partition, epoch: int) -> Iterator[transaction.SqliteTx]:
+        with store.database.writing() as connection:
+            yield transaction.SqliteTx(connection, store.address, group, partition, epoch)
 
     monkeypatch.setattr(SqliteStore, "transaction", unlooking)
     fails(T.test_a_transaction_begun_after_another_s_claim_does_not_begin, places_in(tmp_path))

@@ -15,12 +15,12 @@ import msgspec
 import pytest
 
 from kconsume import App, DecodeError, Partition, Record
+from kconsume._kafka.admin import Cluster
+from kconsume._runtime.assignment.claims import Claims
+from kconsume._runtime.lanes.backpressure import RECORD_OVERHEAD
+from kconsume._runtime.lanes.lane import Lane
 from kconsume.backends import MemoryStore, PostgresStore, SqliteStore, open_store
-from kconsume.cluster import Cluster
 from kconsume.errors import OffsetOutOfRange, StartRequired, TopicNotFound, TopicRecreated
-from kconsume.runtime.claims import Claims
-from kconsume.runtime.lanes import Lane
-from kconsume.runtime.pressure import RECORD_OVERHEAD
 from tests.fix_arena import Arena
 from tests.waiting import eventually
 
@@ -472,8 +472,10 @@ def test_a_store_that_is_away_at_the_claim_means_waiting_not_guessing(arena: Are
     with app.running():
         supervisor = app._supervisor
         assert supervisor is not None
-        tenancy = supervisor.engines[0].tenancy
-        eventually(lambda: [h for h in tenancy.holdings.values() if h.tries > 1], what="the claim has failed twice")
+        assignment = supervisor.consumers[0].assignment
+        eventually(
+            lambda: [h for h in assignment.partitions.values() if h.claim_tries > 1], what="the claim has failed twice"
+        )
         assert seen == []
         folder.mkdir()
         eventually(lambda: seen == ["a"], what="it goes on by itself when the store is there")
@@ -536,7 +538,7 @@ def memory_bounds_what_is_in_flight(arena: Arena, group: str, memory: int) -> No
     with app.running(), ExitStack() as stack:
         stack.callback(release.set)
         eventually(lambda: len(full := full_lanes(app)) == 2 and full, what="both partitions are paused, being full")
-        weights = [lane.bytes + lane.records * RECORD_OVERHEAD for lane in full_lanes(app)]
+        weights = [lane.queued_bytes + lane.queued_records * RECORD_OVERHEAD for lane in full_lanes(app)]
         served = 100 * (size + RECORD_OVERHEAD)
         fetch = 1_000 * (size + RECORD_OVERHEAD)
         assert sum(weights) <= MEMORY + 2 * (fetch + served), "what is in flight is bounded"
@@ -547,8 +549,8 @@ def memory_bounds_what_is_in_flight(arena: Arena, group: str, memory: int) -> No
 def full_lanes(app: App) -> list[Lane]:
     supervisor = app._supervisor
     assert supervisor is not None
-    holdings = list(supervisor.engines[0].tenancy.holdings.values())
-    return [h.lane for h in holdings if h.lane is not None and "pressure" in h.held]
+    owned_partitions = list(supervisor.consumers[0].assignment.partitions.values())
+    return [h.lane for h in owned_partitions if h.lane is not None and "pressure" in h.pause_reasons]
 
 
 MEMORY = 100_000

@@ -21,12 +21,12 @@ from kconsume import (
     Record,
     Retry,
 )
+from kconsume._embedded.controls import KafkaControls
+from kconsume._runtime.lanes.pacing import Pace
+from kconsume._runtime.lanes.reports import Suspended
+from kconsume._runtime.output.publisher import Publisher
+from kconsume._runtime.processing.driver import ThreadDriver
 from kconsume.records import Headers
-from kconsume.runtime.budget import Pace
-from kconsume.runtime.lanes import Parked
-from kconsume.runtime.mail import Mail
-from kconsume.runtime.work import ThreadWork
-from kconsume.testing.embedded import KafkaControls
 from kconsume.testing.services import KafkaService
 from tests.contract.test_output import HASTY, everything, stored, texts
 from tests.contract.test_rebalance import assigned
@@ -243,9 +243,9 @@ def test_control_letters_that_are_not_posted_are_noticed(
 ) -> None:
     async def lose(*_: object) -> None: ...
 
-    monkeypatch.setattr(Mail, "post", lambda *_: None)
-    monkeypatch.setattr(Mail, "post_async", lose)
-    monkeypatch.setattr(Mail, "hand_over", lambda *_: None)
+    monkeypatch.setattr(Publisher, "post", lambda *_: None)
+    monkeypatch.setattr(Publisher, "post_async", lose)
+    monkeypatch.setattr(Publisher, "hand_over", lambda *_: None)
     with pytest.raises(AssertionError, match=r"\[\] == \[0, 5, 6, 12, 29\]"):
         test_good_and_dead_are_disjoint_and_all_and_a_letter_keeps_its_record(one_broker, group, form)
 
@@ -309,7 +309,7 @@ def test_a_record_that_waits_for_its_next_attempt_holds_its_own_partition_only(
 def test_so_does_that_of_a_swift_handler_and_the_group_is_not_left(
     arena: Arena, group: str, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pace, "SWIFT", 10.0)  # swift whatever it takes, as on a busy machine
+    monkeypatch.setattr(Pace, "FAST", 10.0)  # swift whatever it takes, as on a busy machine
     held = Held(arena, group, form)
     held.run(warm_up=2000, waits=8)  # longer than the poll interval
     if form in ("thread", "batch"):
@@ -319,16 +319,16 @@ def test_so_does_that_of_a_swift_handler_and_the_group_is_not_left(
 def test_control_a_worker_that_sleeps_until_the_next_attempt_is_noticed(
     one_broker: Arena, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pace, "SWIFT", 0.0)  # on the owner thread it would hold nobody up but the owner
-    carry_out, held = ThreadWork._go_on, Held(one_broker, group, "thread")
+    monkeypatch.setattr(Pace, "FAST", 0.0)  # on the owner thread it would hold nobody up but the owner
+    carry_out, held = ThreadDriver._go_on, Held(one_broker, group, "thread")
 
-    def sleeps(self: ThreadWork, lane: Any, steps: Any, answer: Any) -> None:
+    def sleeps(self: ThreadDriver, lane: Any, steps: Any, answer: Any) -> None:
         parked = carry_out(self, lane, steps, answer)
         while parked is not None:
             time.sleep(parked.seconds)
-            parked = cast("Parked | None", parked.resume())
+            parked = cast("Suspended | None", parked.resume())
 
-    monkeypatch.setattr(ThreadWork, "_go_on", sleeps)
+    monkeypatch.setattr(ThreadDriver, "_go_on", sleeps)
     with pytest.raises(AssertionError, match="the other flows"):
         held.run(warm_up=1, waits=1, within=1.5)
 
@@ -413,7 +413,7 @@ def real(kafka: KafkaService) -> Iterator[Arena]:
 def test_a_dead_letter_topic_that_is_missing_holds_the_lane_until_it_is_made(
     real: Arena, group: str, form: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pace, "SWIFT", 10.0 if form == "swift" else Pace.SWIFT)
+    monkeypatch.setattr(Pace, "FAST", 10.0 if form == "swift" else Pace.FAST)
     source, dead = real.topic(2), unique("dead")
     app, seen = real.app(group, kafka={**HASTY, "max.poll.interval.ms": 2000}), list[str]()
 
@@ -429,10 +429,10 @@ def test_a_dead_letter_topic_that_is_missing_holds_the_lane_until_it_is_made(
         real.produce(source, ["bad"], 0)
 
         def held() -> list[str]:
-            return [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR and "held" in r.msg]
+            return [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR and "held" in r.getMessage()]
 
         eventually(held, what="it is said")
-        assert f"held record={source}/0@5" in held()[0]
+        assert f"dead letter unwritten record={source}/0@5" in held()[0]
         assert f"topic '{dead}' does not exist" in held()[0]
         real.produce(source, ["0:after"], 0)
         real.produce(source, ["1:0", "1:1"], 1)
@@ -474,15 +474,15 @@ def test_replicas_that_are_not_in_sync_hold_the_lane_until_they_are(
     consume(app, source, "async", check, seen, retry=retry, on_error=DeadLetter(dead))
 
     def held() -> list[str]:
-        return [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR and "held" in r.msg]
+        return [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR and "held" in r.getMessage()]
 
     faults.fail_next("Produce", *[KafkaError.NOT_ENOUGH_REPLICAS] * 1000)
     try:
         with app.running():
             eventually(held, what="it is said")
-            assert f"held record={source}/0@1" in held()[0]
+            assert f"dead letter unwritten record={source}/0@1" in held()[0]
             assert f"a record to topic '{dead}' was not confirmed within 1 s" in held()[0]
-            assert "as many replicas are in sync as the topic's min.insync.replicas asks for" in held()[0]
+            assert "as many replicas are in sync as the topic's min.insync.replicas requires" in held()[0]
             flows.set()
             eventually(lambda: seen[-2:] == ["1:0", "1:1"], what="the other partition flows")
             eventually(lambda: len(held()) > 1, what="it is tried again")
@@ -512,10 +512,10 @@ def test_a_dead_letter_that_is_too_large_holds_the_lane_and_is_written_once_it_m
     app, seen = arena.app(group), list[str]()
     consume(app, source, "thread", check, seen, on_error=DeadLetter(dead))
     with app.running():
-        eventually(lambda: "its dead letter cannot be written" in caplog.text, what="it is said")
+        eventually(lambda: "dead letter unwritten record=" in caplog.text, what="it is said")
         arena.produce(source, ["after"], 0)
         eventually(lambda: seen == ["other"], what="the other partition flows")
-        eventually(lambda: caplog.text.count("its dead letter cannot be written") > 1, what="it is tried again")
+        eventually(lambda: caplog.text.count("dead letter unwritten record=") > 1, what="it is tried again")
         assert seen == ["other"]
     assert f"a record to topic '{dead}' has " in caplog.text
     assert stored(arena, group, source) in (None, 0)

@@ -18,15 +18,15 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from kconsume import App, Batch, Batching, ConfigurationError, DeadLetter, DecodeError, Partition, Record, Retry
+from kconsume._embedded.controls import KafkaControls
+from kconsume._kafka.outgoing import Outgoing
+from kconsume._runtime.output.publisher import Publisher
 from kconsume.backends import PostgresStore, open_store
-from kconsume.backends.abc import Tx
-from kconsume.backends.sqlite import SqliteTx
+from kconsume.backends.base import Tx
+from kconsume.backends.sqlite.transaction import SqliteTx
 from kconsume.errors import StoreUnavailable, TooManyFailures
-from kconsume.failures.letters import Letter
-from kconsume.output import Outgoing
-from kconsume.runtime.mail import Mail
+from kconsume.failures.letter_headers import Letter
 from kconsume.testing import Fed, afeed, feed
-from kconsume.testing.embedded import KafkaControls
 from tests.contract.test_failures import AN_HOUR_AGO, UNDECODABLE, consume, marks, write
 from tests.contract.test_output import everything, stored, texts
 from tests.fix_arena import QUICK, Arena
@@ -177,7 +177,7 @@ def test_a_letter_whose_offset_could_not_be_passed_is_undone_with_it(
     broker: Arena, group: str, shop: Shop, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found_between: list[list[tuple[Any, ...]]] = []
-    keep, keep_async = Mail.keep, Mail.keep_async
+    keep, keep_async = Publisher.keep, Publisher.keep_async
 
     def fail_once() -> None:
         if not found_between:
@@ -188,18 +188,18 @@ def test_a_letter_whose_offset_could_not_be_passed_is_undone_with_it(
             there = "sqlite_master where name = 'failed'" if shop.is_sqlite else "pg_class where relname = 'failed'"
             found_between[0] = shop.letters() if shop.look(f"select 1 from {there}") else []
 
-    def kept(self: Mail, sent: Sequence[Outgoing], letters: Sequence[Letter], tx: Tx) -> None:
+    def kept(self: Publisher, sent: Sequence[Outgoing], letters: Sequence[Letter], tx: Tx) -> None:
         keep(self, sent, letters, tx)
         if letters:
             fail_once()
 
-    async def kept_async(self: Mail, sent: Sequence[Outgoing], letters: Sequence[Letter], tx: Any) -> None:
+    async def kept_async(self: Publisher, sent: Sequence[Outgoing], letters: Sequence[Letter], tx: Any) -> None:
         await keep_async(self, sent, letters, tx)
         if letters:
             fail_once()
 
-    monkeypatch.setattr(Mail, "keep", kept)
-    monkeypatch.setattr(Mail, "keep_async", kept_async)
+    monkeypatch.setattr(Publisher, "keep", kept)
+    monkeypatch.setattr(Publisher, "keep_async", kept_async)
     source, effects = thirty(broker), list[str]()
     app = broker.app(group, shop.url)
     app.consume(source, on_error=DeadLetter(table="failed"))(shop.handler(form, effects))

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from kconsume.backends import PostgresStore, SqliteStore
-from kconsume.backends.outbox_table import FORGOTTEN_AT_ONCE, SQLITE_FORGET
+from kconsume.backends.outbox.tables import FORGOTTEN_AT_ONCE, SQLITE_FORGET
 
 OLD, YOUNG = 2 * FORGOTTEN_AT_ONCE + 5, 1000
 
@@ -37,7 +37,7 @@ def fill_postgres(database: psycopg.Connection) -> None:
 
 
 def plan_of(store: PostgresStore, database: psycopg.Connection) -> str:
-    return "\n".join(line for (line,) in database.execute(f"explain {store._sql.forget}"))
+    return "\n".join(line for (line,) in database.execute(f"explain {store.database.statements.forget_origins}"))
 
 
 def test_postgresql_forgets_in_portions_by_an_index(

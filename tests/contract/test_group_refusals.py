@@ -10,9 +10,9 @@ import pytest
 from confluent_kafka import Consumer, KafkaError
 
 from kconsume import App
-from kconsume.cli.check import examine
+from kconsume._kafka.join_errors import REFUSALS
+from kconsume.cli.check.command import examine
 from kconsume.errors import ClientFailed, GroupRefused
-from kconsume.runtime.refusals import REFUSALS
 from tests.fix_arena import Arena
 from tests.waiting import eventually
 
@@ -93,7 +93,7 @@ def test_a_bare_loop_with_another_assignor_ends_the_start_with_both_names(
         with pytest.raises(GroupRefused), app.running():
             pytest.fail("the block was entered")
     said = str(refused.value)
-    assert "its assignor is 'cooperative-sticky' and the members that are there (rdkafka) use 'range'" in said
+    assert "its assignor is 'cooperative-sticky' and the present members (rdkafka) use 'range'" in said
     assert "stop the other members first, or consume under a new group" in said
     assert "App(kafka={'partition.assignment.strategy': 'range'})" in said
     assert refused.value.exit_code == 1
@@ -163,6 +163,6 @@ def test_an_assignor_that_a_kip_848_broker_does_not_have_ends_at_once_with_the_w
 ) -> None:
     topic = arena.topic(1)
     app, _ = service(arena, group, topic, **{"group.protocol": "consumer", "group.remote.assignor": "nobody-s"})
-    with pytest.raises(ClientFailed, match=r"say group.remote.assignor='uniform' or 'range'") as failed:
+    with pytest.raises(ClientFailed, match=r"set group.remote.assignor='uniform' or 'range'") as failed:
         app.catch_up(idle=0.2)
     assert failed.value.exit_code == 1

@@ -10,10 +10,11 @@ import psycopg
 import pytest
 
 from kconsume import App, Partition, Retry
+from kconsume._runtime import loop
+from kconsume._runtime.assignment import held_watch
+from kconsume._runtime.assignment.assignment import Assignment
 from kconsume.backends import OffsetStore, open_store
 from kconsume.errors import KconsumeError, OffsetOutOfRange, StartRequired, TopicRecreated
-from kconsume.runtime import loop, tenancy
-from kconsume.runtime.tenancy import Tenancy
 from tests.fix_arena import Arena
 from tests.liveness import assert_app_lives
 from tests.waiting import eventually
@@ -23,8 +24,8 @@ from tests.waiting import eventually
 def attentive(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks, and words in the log, that come within a test."""
     monkeypatch.setattr(loop, "CHECKUP_EVERY", 0.5)
-    monkeypatch.setattr(tenancy, "LOOK_EVERY", 0.1)
-    monkeypatch.setattr(tenancy, "SAY_EVERY", 0.5)
+    monkeypatch.setattr(held_watch, "LOOK_EVERY", 0.1)
+    monkeypatch.setattr(held_watch, "SAY_EVERY", 0.5)
 
 
 @pytest.fixture(params=["kafka", "sqlite"])
@@ -63,8 +64,8 @@ class Shop:
 def held(*apps: App) -> dict[Partition, str]:
     """The codes of partitions that are held, as the engines publish them."""
     supervisors = [app._supervisor for app in apps if app._supervisor is not None]
-    engines = [engine for supervisor in supervisors for engine in supervisor.engines]
-    return {p: trouble.code for engine in engines for p, trouble in engine.loop.snapshot.held.items()}
+    consumers = [consumer for supervisor in supervisors for consumer in supervisor.consumers]
+    return {p: trouble.code for consumer in consumers for p, trouble in consumer.loop.snapshot.held.items()}
 
 
 def below_the_log(arena: Arena, store: OffsetStore, group: str, topic: str) -> set[str]:
@@ -87,8 +88,8 @@ def test_one_partition_below_its_log_ends_no_member_and_goes_on_after_a_reset(
     with caplog.at_level(logging.INFO, "kconsume"), one.running(), two.running():
         eventually(lambda: readable <= set(shop.seen), within=60, what="the others are read")
         eventually(lambda: held(one, two) == {Partition(topic, 1): "offset_out_of_range"}, what="the one is held")
-        still = "partition still held partition=%s code=%s"
-        eventually(lambda: any(r.msg.startswith(still) for r in caplog.records), what="the log says so again")
+        still = f"partition still held partition={topic}/1 code=offset_out_of_range"
+        eventually(lambda: any(r.getMessage().startswith(still) for r in caplog.records), what="the log says so again")
         assert shop.of(1) == []
         arena.produce(topic, ["0:later", "2:later"], 0)
         eventually(lambda: "2:later" in shop.seen, what="the others go on")
@@ -335,10 +336,10 @@ def test_control_where_trouble_is_not_held_the_app_ends(
     stores.append(store := open_store(sqlite_url))
     below_the_log(arena, store, group, topic)
 
-    def end(tenancy: Tenancy, holding: object, error: KconsumeError, **_: object) -> None:
+    def end(assignment: Assignment, owned: object, error: KconsumeError, **_: object) -> None:
         raise error
 
-    monkeypatch.setattr(Tenancy, "put_on_hold", end)
+    monkeypatch.setattr(Assignment, "put_on_hold", end)
     app = Shop(arena, group, sqlite_url, topic).member()
 
     def run() -> None:
@@ -355,5 +356,5 @@ def _all_of(topic: str) -> list[Partition]:
 
 def _stored(app: App) -> dict[Partition, int]:
     supervisor = app._supervisor
-    engines = supervisor.engines if supervisor is not None else ()
-    return {p: offset for engine in engines for p, offset in engine.loop.snapshot.stored.items()}
+    consumers = supervisor.consumers if supervisor is not None else ()
+    return {p: offset for consumer in consumers for p, offset in consumer.loop.snapshot.stored.items()}

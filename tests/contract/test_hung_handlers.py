@@ -10,9 +10,9 @@ import psycopg
 import pytest
 
 from kconsume import App, Partition
+from kconsume._runtime.lanes.lane import Lane
 from kconsume.backends import open_store
 from kconsume.errors import TooManyFailures
-from kconsume.runtime.lanes import Lane
 from kconsume.testing.services import KafkaService
 from tests.fix_arena import QUICK
 from tests.fix_kafka import MakeTopic, produce
@@ -49,7 +49,7 @@ class Shop:
     def owned(self) -> set[Partition]:
         supervisor = self.app._supervisor
         assert supervisor is not None
-        return {p for engine in supervisor.engines for p in engine.loop.snapshot.assigned}
+        return {p for consumer in supervisor.consumers for p in consumer.loop.snapshot.assigned}
 
 
 @pytest.fixture
@@ -114,8 +114,8 @@ def test_control_without_the_rule_it_stands_still(
 
     with shop.app.running():
         shop.leave_and_return()
-        engine = shop.app._supervisor.engines[0]  # type: ignore[union-attr]
-        eventually(lambda: engine.tenancy.abandoned, what="the call was given up")
+        consumer = shop.app._supervisor.consumers[0]  # type: ignore[union-attr]
+        eventually(lambda: consumer.assignment.abandoned, what="the call was given up")
         assert VALUES[-1] not in shop.seen
         shop.end.set()
 

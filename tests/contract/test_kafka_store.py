@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer
 
+from kconsume._kafka.admin import Cluster
 from kconsume.backends import KafkaStore, OffsetStore, Position
-from kconsume.cluster import Cluster
 from kconsume.errors import KconsumeError, StoreUnavailable
 from kconsume.records import Partition
 from kconsume.testing.conformance import Bench
@@ -87,7 +87,7 @@ _COORDINATOR_MOVES = """
 import sys
 from confluent_kafka import KafkaError
 from kconsume.backends import KafkaStore
-from kconsume.cluster import Cluster
+from kconsume._kafka.admin import Cluster
 from kconsume.errors import StoreUnavailable
 from kconsume.records import Partition
 from kconsume.testing import EmbeddedKafka

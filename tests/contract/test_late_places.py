@@ -10,12 +10,12 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING
 
 from kconsume import Partition
+from kconsume._config.client_settings import client_settings
+from kconsume._embedded.controls import KafkaControls
+from kconsume._kafka import consumer as module
+from kconsume._kafka.consumer import KafkaConsumer, StartAt
+from kconsume._runtime.deadlines import Deadline
 from kconsume.errors import OffsetOutOfRange
-from kconsume.runtime import source as module
-from kconsume.runtime.budget import Deadline
-from kconsume.runtime.source import Place, Source
-from kconsume.settings import client_settings
-from kconsume.testing.embedded import KafkaControls
 from tests.fix_arena import PROTOCOLS, Arena
 
 RECORDS, CLAIMED = 100, 50
@@ -40,7 +40,7 @@ class Undecided:
     def __init__(self) -> None:
         self.partitions: list[Partition] = []
 
-    def assigned(self, partitions: list[Partition]) -> Mapping[Partition, Place]:
+    def assigned(self, partitions: list[Partition]) -> Mapping[Partition, StartAt]:
         self.partitions += partitions
         return {}
 
@@ -57,14 +57,14 @@ def offsets_after_a_late_place(arena: Arena, group: str, protocol: str, *, begin
     arena.embedded.round_trip(None, 0)
     if begins:
         arena.embedded.delete_records(topic, 0, begins)
-    source = Source(client_settings(arena.bootstrap, group, arena.quick(PROTOCOLS[protocol])), tenant)
+    source = KafkaConsumer(client_settings(arena.bootstrap, group, arena.quick(PROTOCOLS[protocol])), tenant)
     start = source._start
 
-    def start_slowly(places: Mapping[Partition, Place]) -> None:
+    def start_slowly(starts: Mapping[Partition, StartAt]) -> None:
         """From here on the broker is slow: what is asked about the first place is answered after the second."""
         assert arena.embedded is not None
         arena.embedded.round_trip(None, slow)
-        start(places)
+        start(starts)
 
     source._start = start_slowly  # type: ignore[method-assign]
     with closing(source):
@@ -73,7 +73,7 @@ def offsets_after_a_late_place(arena: Arena, group: str, protocol: str, *, begin
         while not tenant.partitions:
             assert not deadline.passed
             source.fetch(0.05)
-        source.place({Partition(topic, 0): Place(CLAIMED)})
+        source.start_at({Partition(topic, 0): StartAt(CLAIMED)})
         came: list[int] = []
         settled = Deadline(0.5 + 6 * slow / 1000)
         while not settled.passed or came[-1:] != [RECORDS - 1]:
@@ -93,8 +93,10 @@ def test_what_was_asked_about_the_place_before_changes_nothing(arena: Arena, gro
 def test_control_one_that_waits_at_the_beginning_goes_back_there(
     arena: Arena, group: str, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "NOWHERE", Place(OFFSET_BEGINNING, paused=True))
-    monkeypatch.setattr(Source, "_fresh", lambda source, runs: runs)  # else what it reads there would be dropped
+    monkeypatch.setattr(module, "PAUSED_AT_ZERO", StartAt(OFFSET_BEGINNING, paused=True))
+    monkeypatch.setattr(
+        KafkaConsumer, "_without_repeats", lambda source, runs: runs
+    )  # else what it reads there would be dropped
     # On a busy machine it may be placed too late, when all is answered.
     assert any(0 in offsets_after_a_late_place(arena, f"{group}-{n}", protocol, slow=SLOW) for n in range(5))
 

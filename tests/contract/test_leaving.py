@@ -12,10 +12,10 @@ from contextlib import closing, contextmanager
 import pytest
 
 from kconsume import Partition
-from kconsume.runtime.budget import Deadline
-from kconsume.runtime.source import LEAVE_WITHIN, Place, Source
-from kconsume.settings import ClientValue, client_settings
-from kconsume.testing.services.kafka_local import LocalKafka
+from kconsume._config.client_settings import ClientValue, client_settings
+from kconsume._kafka.consumer import LEAVE_WITHIN, KafkaConsumer, StartAt
+from kconsume._runtime.deadlines import Deadline
+from kconsume.testing.services import LocalKafka
 from tests.fix_arena import PROTOCOLS, Arena
 from tests.waiting import eventually
 
@@ -36,7 +36,7 @@ class Log:
 class Nobody:
     """Must not hear of anything: it was never a member."""
 
-    def assigned(self, partitions: list[Partition]) -> Mapping[Partition, Place]:
+    def assigned(self, partitions: list[Partition]) -> Mapping[Partition, StartAt]:
         raise AssertionError(partitions)
 
     def revoked(self, partitions: list[Partition]) -> None:
@@ -83,9 +83,9 @@ def joined_and_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     log, topic = Log(), arena.topic(1)
-    monkeypatch.setattr("kconsume.runtime.source.client_log", lambda: log)
+    monkeypatch.setattr("kconsume._kafka.consumer.client_log", lambda: log)
     kafka: dict[str, ClientValue] = {**protocol, "debug": "cgrp"}
-    source = Source(client_settings(arena.bootstrap, group, kafka), Nobody())
+    source = KafkaConsumer(client_settings(arena.bootstrap, group, kafka), Nobody())
     with thawed_soon(broker) as freeze, closing(source):
         source.subscribe([topic])
         deadline = Deadline(30.0)
@@ -110,14 +110,14 @@ def test_a_member_that_is_closed_while_it_joins_is_no_member_afterwards(
 def test_control_one_that_does_not_wait_for_the_end_of_it_stays_behind(
     broker: LocalKafka, arena: Arena, group: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Source, "_poll_until", lambda *_: None)
+    monkeypatch.setattr(KafkaConsumer, "_poll_until", lambda *_: None)
     joined_and_closed(broker, arena, group, PROTOCOLS[name], monkeypatch)
     eventually(lambda: members(arena, group) == 1, what="the broker takes it for a member")
 
 
 def test_one_that_is_never_closed_says_so_when_it_is_collected(group: str) -> None:
     """The client may hang then, and nobody would know where it came from."""
-    source = Source(client_settings("127.0.0.1:1", group, {"log_level": 0}), Nobody())
+    source = KafkaConsumer(client_settings("127.0.0.1:1", group, {"log_level": 0}), Nobody())
     source.subscribe(["orders"])
     with pytest.warns(ResourceWarning, match=r"unclosed consumer of \['orders'\]"):
         source.__del__()

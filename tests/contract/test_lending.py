@@ -7,12 +7,12 @@ import threading
 import pytest
 
 from kconsume import App, Record
-from kconsume.runtime import lending
-from kconsume.runtime.arrivals import Runs
-from kconsume.runtime.budget import Pace
-from kconsume.runtime.holding import Holding
-from kconsume.runtime.lending import Lending
-from kconsume.runtime.source import Source
+from kconsume._kafka.consumer import KafkaConsumer
+from kconsume._kafka.fetched import Runs
+from kconsume._runtime.assignment.partition import OwnedPartition
+from kconsume._runtime.lanes import lending
+from kconsume._runtime.lanes.lending import Lending
+from kconsume._runtime.lanes.pacing import Pace
 from tests.fix_arena import Arena
 from tests.waiting import eventually
 
@@ -23,8 +23,8 @@ class Scene:
     """An app whose handler is swift, until it meets a record that blocks the event loop."""
 
     def __init__(self, arena: Arena, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Pace, "SWIFT", 10.0)  # swift whatever it takes, as on a busy machine
-        monkeypatch.setattr(Source, "fetch", self._noted(Source.fetch))
+        monkeypatch.setattr(Pace, "FAST", 10.0)  # swift whatever it takes, as on a busy machine
+        monkeypatch.setattr(KafkaConsumer, "fetch", self._noted(KafkaConsumer.fetch))
         monkeypatch.setattr(Lending, "_burst", self._marked(Lending._burst))
         self.arena = arena
         self.topic = arena.topic(2)
@@ -50,8 +50,8 @@ class Scene:
         for partition in range(2):
             self.arena.produce(self.topic, [b"x"] * EACH, partition)
         eventually(lambda: len(self.seen) == 2 * EACH, what="the first records")
-        lanes = [holding.lane for holding in holdings(self.app)]
-        assert all(lane is not None and lane.pace.swift for lane in lanes), "the handler is not swift here"
+        lanes = [owned.lane for owned in owned_partitions(self.app)]
+        assert all(lane is not None and lane.pace.is_fast for lane in lanes), "the handler is not swift here"
 
     def produce(self, partition: int, *values: bytes) -> None:
         self.arena.produce(self.topic, values, partition)
@@ -71,7 +71,7 @@ class Scene:
     def _noted(self, fetch: object) -> object:
         assert callable(fetch)
 
-        def noted(source: Source, timeout: float, most: int | None = None) -> Runs:
+        def noted(source: KafkaConsumer, timeout: float, most: int | None = None) -> Runs:
             runs: Runs = fetch(source, timeout, most)
             if runs:
                 self.fetchers.append(threading.current_thread().name)
@@ -85,10 +85,10 @@ def scene(arena: Arena, group: str, monkeypatch: pytest.MonkeyPatch) -> Scene:
     return Scene(arena, group, monkeypatch)
 
 
-def holdings(app: App) -> list[Holding]:
+def owned_partitions(app: App) -> list[OwnedPartition]:
     supervisor = app._supervisor
     assert supervisor is not None
-    return list(supervisor.engines[0].tenancy.holdings.values())
+    return list(supervisor.consumers[0].assignment.partitions.values())
 
 
 @pytest.mark.dense
@@ -121,12 +121,12 @@ def test_a_swift_async_handler_that_blocks_the_loop_does_not_stop_polling(scene:
             assert scene.entered.wait(20)
             supervisor = scene.app._supervisor
             assert supervisor is not None
-            loop = supervisor.engines[0].loop
+            loop = supervisor.consumers[0].loop
             for _ in range(3):  # a second each, and the poll interval is two
                 before = loop.snapshot
                 eventually(lambda: loop.snapshot is not before, what="the loop goes on")  # noqa: B023  (used at once)
             assert (0, EACH) not in scene.seen, "still held up"
-            assert len(holdings(scene.app)) == 2, "still a member"
+            assert len(owned_partitions(scene.app)) == 2, "still a member"
         finally:
             scene.release.set()
         eventually(lambda: (0, EACH + 1) in scene.seen, what="the held-up partition goes on")
@@ -152,10 +152,10 @@ def test_an_owner_that_does_not_take_the_consumer_back_stops_polling(
             eventually(held, within=60, what="a record blocks the loop while the consumer is lent")
             supervisor = scene.app._supervisor
             assert supervisor is not None
-            before = supervisor.engines[0].loop.snapshot
+            before = supervisor.consumers[0].loop.snapshot
             with pytest.raises(AssertionError, match="the loop goes on"):
                 eventually(
-                    lambda: supervisor.engines[0].loop.snapshot is not before, within=2.5, what="the loop goes on"
+                    lambda: supervisor.consumers[0].loop.snapshot is not before, within=2.5, what="the loop goes on"
                 )
         finally:
             scene.release.set()

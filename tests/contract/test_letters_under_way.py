@@ -12,15 +12,15 @@ from concurrent.futures import Future
 import pytest
 
 from kconsume import App, DeadLetter
-from kconsume.failures.passed_over import Tally
-from kconsume.outlet import Outlet
-from kconsume.output import Outgoing
-from kconsume.runtime.budget import Deadline
-from kconsume.runtime.commits import GroupLedger, Marks
-from kconsume.runtime.lanes import Lane
-from kconsume.runtime.loop import Loop
-from kconsume.runtime.pressure import Window
-from kconsume.testing.embedded import KafkaControls
+from kconsume._embedded.controls import KafkaControls
+from kconsume._kafka.outgoing import Outgoing
+from kconsume._kafka.producer import Producer
+from kconsume._runtime.assignment.committer import CommitEntries, GroupCommitter
+from kconsume._runtime.deadlines import Deadline
+from kconsume._runtime.lanes.backpressure import Backpressure
+from kconsume._runtime.lanes.lane import Lane
+from kconsume._runtime.loop import Loop
+from kconsume.failures.skip_log import SkipLog
 from kconsume.testing.services import KafkaService
 from tests.contract.test_output import stored, texts
 from tests.contract.test_rebalance import assigned
@@ -28,7 +28,7 @@ from tests.fix_arena import QUICK, Arena
 from tests.waiting import eventually
 
 FORMS = ["thread", "async"]
-MANY = Window.MOST_RECORDS * 5 // 4
+MANY = Backpressure.MOST_RECORDS * 5 // 4
 
 
 @pytest.fixture
@@ -51,9 +51,9 @@ class Gate:
         self.opens_when_waited_for = False
         self.letters = 0
         self._open = threading.Event()
-        deliver, wait = Outlet.deliver, Loop._await_outcome
+        deliver, wait = Producer.deliver, Loop._await_report
 
-        def held_up(outlet: Outlet, outgoing: list[Outgoing]) -> Future[None]:
+        def held_up(outlet: Producer, outgoing: list[Outgoing]) -> Future[None]:
             written, told = deliver(outlet, outgoing), Future[None]()
             if "letters" not in outlet.name:
                 return written
@@ -66,8 +66,8 @@ class Gate:
                 self._open.set()
             wait(loop, seconds)
 
-        monkeypatch.setattr(Outlet, "deliver", held_up)
-        monkeypatch.setattr(Loop, "_await_outcome", waited)
+        monkeypatch.setattr(Producer, "deliver", held_up)
+        monkeypatch.setattr(Loop, "_await_report", waited)
 
     def open(self) -> None:
         self._open.set()
@@ -146,13 +146,13 @@ def test_letters_that_are_not_confirmed_by_the_deadline_are_said_and_their_recor
 @pytest.fixture
 def handed_over(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     """The offsets that were committed for partitions that left, by their numbers."""
-    hand_over, offsets = GroupLedger.hand_over, dict[int, int]()
+    hand_over, offsets = GroupCommitter.hand_over, dict[int, int]()
 
-    def watched(ledger: GroupLedger, marks: Marks, deadline: Deadline) -> None:
+    def watched(committer: GroupCommitter, marks: CommitEntries, deadline: Deadline) -> None:
         offsets.update({partition.number: offset for partition, (_, offset, _) in marks.items()})
-        hand_over(ledger, marks, deadline)
+        hand_over(committer, marks, deadline)
 
-    monkeypatch.setattr(GroupLedger, "hand_over", watched)
+    monkeypatch.setattr(GroupCommitter, "hand_over", watched)
     return offsets
 
 
@@ -234,7 +234,7 @@ def test_the_log_tells_of_the_last_that_failed_though_nothing_follows(
 def test_control_without_a_turn_of_the_owner_only_the_end_of_the_lane_tells_of_them(
     arena: Arena, group: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Tally, "EVERY", math.inf)
+    monkeypatch.setattr(SkipLog, "EVERY", math.inf)
     source, dead, seen = arena.topic(1), arena.topic(1), list[str]()
     with member(arena, group, source, dead, seen, "thread").running():
         fail_one_by_one(arena, source, dead, seen)

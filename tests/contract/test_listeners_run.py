@@ -11,12 +11,13 @@ from contextlib import ExitStack
 import pytest
 
 from kconsume import App, Partition, Record
+from kconsume._config.client_settings import ClientValue
+from kconsume._runtime import loop
+from kconsume._runtime.assignment import assignment
+from kconsume._runtime.assignment.assignment import Assignment
 from kconsume.backends import SqliteStore
 from kconsume.rebalance import PartitionState, Rebalance, RebalanceListener
-from kconsume.runtime import loop, tenancy
-from kconsume.runtime.tenancy import Tenancy
-from kconsume.settings import ClientValue
-from tests.contract.test_rebalance import assigned, half, holdings
+from tests.contract.test_rebalance import assigned, half, owned_partitions
 from tests.fix_arena import Arena
 from tests.waiting import eventually
 
@@ -90,7 +91,7 @@ def lost_is_told_and_not_saved(
     told = Told(app, topic)
 
     def finished() -> set[int]:
-        return {0 if holding.lane is None else holding.tracker.watermark for holding in holdings(app).values()}
+        return {0 if owned.lane is None else owned.progress.watermark for owned in owned_partitions(app).values()}
 
     with app.running():
         eventually(lambda: finished() == {5}, what="all handled")
@@ -127,7 +128,7 @@ def test_control_if_lost_partitions_are_given_up_like_revoked_ones_that_is_seen(
     sqlite_url: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Tenancy, "lost", Tenancy.revoked)
+    monkeypatch.setattr(Assignment, "lost", Assignment.revoked)
     with pytest.raises(AssertionError, match="nothing of what was lost is saved"):
         lost_is_told_and_not_saved(arena, group, protocol, sqlite_url, monkeypatch)
 
@@ -216,7 +217,7 @@ def test_a_listener_that_raises_is_reported_and_harms_nobody(
             eventually(lambda: seen.count(20) == 2, what="records flow")
     expected = ["assigned", "lost", "assigned", "revoked"] if loses else ["assigned", "revoked"]
     assert heard == expected, "the others are called"
-    assert f"breaks failed event={event.removeprefix('on_')}" in caplog.text
+    assert f"listener failed listener=breaks called_for={event.removeprefix('on_')}" in caplog.text
     assert "no such table" in caplog.text
 
 
@@ -229,7 +230,7 @@ def test_a_listener_that_hangs_holds_nobody_up_beyond_the_budget(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tenancy, "LISTENERS_PATIENCE", 1.0)
+    monkeypatch.setattr(assignment, "LISTENERS_PATIENCE", 1.0)
     topic, release, seen = arena.topic(4), threading.Event(), list[tuple[int, int]]()
     one = App(arena.bootstrap, group=group, offsets=sqlite_url, kafka=arena.quick(protocol), shutdown=6.0)
     two = arena.app(group, sqlite_url, protocol)
@@ -258,4 +259,4 @@ def test_a_listener_that_hangs_holds_nobody_up_beyond_the_budget(
         arena.fill(topic, 10)
         eventually(lambda: len(set(seen)) == 80, what="all handled")
     assert len(seen) == 80, "and nothing twice"
-    assert "Stuck.on_revoked has not ended in its time" in caplog.text
+    assert "listener timed out listener=Stuck.on_revoked" in caplog.text

@@ -20,14 +20,14 @@ from confluent_kafka import KafkaError, Producer
 from redis.client import Pipeline
 
 from kconsume import App, Partition
+from kconsume._embedded.controls import KafkaControls
+from kconsume._kafka.consumer import StartAt
+from kconsume._runtime.assignment.assignment import Assignment
+from kconsume._runtime.assignment.partition import OwnedPartition
+from kconsume._runtime.loop import Loop
 from kconsume.backends import MemoryStore, Position, open_store
-from kconsume.backends.abc import Positions
+from kconsume.backends.base import Positions
 from kconsume.errors import Fenced
-from kconsume.runtime.holding import Holding
-from kconsume.runtime.loop import Loop
-from kconsume.runtime.source import Place
-from kconsume.runtime.tenancy import Tenancy
-from kconsume.testing.embedded import KafkaControls
 from kconsume.testing.services import KafkaService
 from tests.fix_arena import QUICK
 from tests.fix_kafka import MakeTopic, produce, unique
@@ -60,7 +60,9 @@ def app_on(kafka: KafkaService, group: str, offsets: str) -> App:
 
 def two_writers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule is off: offsets of all lanes are saved by the polling thread, too."""
-    monkeypatch.setattr(Holding, "unsaved", property(lambda h: h.lane is not None and h.tracker.watermark != h.stored))
+    monkeypatch.setattr(
+        OwnedPartition, "unsaved", property(lambda h: h.lane is not None and h.progress.watermark != h.stored)
+    )
 
 
 def runs_once_a_record(
@@ -81,7 +83,7 @@ def runs_once_a_record(
                 eventually(partial(calls.__contains__, value), what=f"the handler of {value} runs")
             eventually(lambda: stored(postgres_url, group, topic) == 6, what="the row is behind the last marker")
     assert calls == ["0", "1", "2"]
-    assert [r for r in caplog.records if r.getMessage().startswith("fenced ")] == []
+    assert [r for r in caplog.records if r.getMessage().startswith("partition fenced ")] == []
 
 
 def test_a_consumer_does_not_fence_itself_at_offset_gaps(
@@ -201,7 +203,7 @@ class TestAFailoverThatLostItsTail:
         self, kafka: KafkaService, topic: MakeTopic, group: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         two_writers(monkeypatch)
-        monkeypatch.setattr("kconsume.runtime.commits.Position", without_previous)
+        monkeypatch.setattr("kconsume._runtime.assignment.committer.Position", without_previous)
         # Behind the third record the lane would pass the marker, and the row have no gap before the fourth.
         monkeypatch.setattr(Loop, "_pass_the_end", lambda *_: None)
         with pytest.raises(AssertionError):
@@ -303,19 +305,19 @@ def a_late_refusal_changes_nothing(
 ) -> None:
     """The answer comes when the partition is assigned anew, ahead of its new claim: when the owner thread sees it, the
     partition is open."""
-    seen, store, take_up = list[str](), LateRefusal(), Tenancy._take_up
+    seen, store, take_up = list[str](), LateRefusal(), Assignment._claim_new
     app = App(bootstrap, group=group, offsets=store, kafka=QUICK, shutdown=3.0)
 
-    def assigned_anew(tenancy: Tenancy, new: Mapping[Partition, Holding]) -> Mapping[Partition, Place]:
+    def assigned_anew(assignment: Assignment, new: Mapping[Partition, OwnedPartition]) -> Mapping[Partition, StartAt]:
         if store.begun.is_set() and Partition(name, 0) in new:
             store.answers.set()
-        return take_up(tenancy, new)
+        return take_up(assignment, new)
 
     @app.consume(name)
     def note(value: str) -> None:
         seen.append(value)
 
-    monkeypatch.setattr(Tenancy, "_take_up", assigned_anew)
+    monkeypatch.setattr(Assignment, "_claim_new", assigned_anew)
     with caplog.at_level(logging.WARNING, logger="kconsume"), app.running():
         try:
             produce(bootstrap, name, ["a"], partition=0)
@@ -328,7 +330,7 @@ def a_late_refusal_changes_nothing(
             eventually(lambda: store.offset(group, name) == 2, what="the offset passes")
         finally:
             store.answers.set()
-    assert [r.getMessage() for r in caplog.records if r.getMessage().startswith("fenced ")] == []
+    assert [r.getMessage() for r in caplog.records if r.getMessage().startswith("partition fenced ")] == []
 
 
 def test_a_refusal_of_an_assignment_that_has_ended_does_not_stop_the_next(
@@ -367,7 +369,7 @@ def test_control_where_receipts_are_not_compared_with_what_is_in_charge_it_does(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(Tenancy, "current", lambda tenancy, partition, _: tenancy.holdings.get(partition))
+    monkeypatch.setattr(Assignment, "current", lambda assignment, partition, _: assignment.partitions.get(partition))
     # The answers of claims that have ended count too: whichever comes first.
     with pytest.raises((AssertionError, KeyError)):
         test_a_refusal_of_an_assignment_that_has_ended_does_not_stop_the_next(kafka, topic, group, monkeypatch, caplog)
@@ -376,4 +378,4 @@ def test_control_where_receipts_are_not_compared_with_what_is_in_charge_it_does(
 def owned(app: App) -> set[Partition]:
     supervisor = app._supervisor
     assert supervisor is not None
-    return {p for engine in supervisor.engines for p in engine.loop.snapshot.assigned}
+    return {p for consumer in supervisor.consumers for p in consumer.loop.snapshot.assigned}

@@ -23,14 +23,14 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from kconsume import App, Batching, DeadLetter, Outgoing, Partition, Record, Sender
+from kconsume._embedded.controls import KafkaControls
+from kconsume._kafka.delivery import DeliveryResult
+from kconsume._kafka.producer import Producer
+from kconsume._runtime.output import outbox_relay, partition_outbox
+from kconsume._runtime.output.publisher import Publisher
 from kconsume.backends import FencedStore, Outbox, Position, PostgresStore, open_store
 from kconsume.errors import ConfigurationError, InvalidHandler, KconsumeError, SendFailed, StoreUnavailable
-from kconsume.line import Delivery
-from kconsume.outlet import Outlet
 from kconsume.records import Headers
-from kconsume.runtime import relay, strand
-from kconsume.runtime.mail import Mail
-from kconsume.testing.embedded import KafkaControls
 from kconsume.testing.services import KafkaService
 from tests.contract.test_failures import MARKS, marks, own_headers, write
 from tests.contract.test_failures_stores import Shop
@@ -72,8 +72,8 @@ def shop(request: pytest.FixtureRequest) -> Shop:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was refused is tried again soon."""
-    monkeypatch.setattr(strand, "_LONGEST_REST", 0.2)
-    monkeypatch.setattr(relay, "_EVERY", 0.1)
+    monkeypatch.setattr(partition_outbox, "_LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr(outbox_relay, "_POLL_EVERY", 0.1)
 
 
 def sending(shop: Shop, form: str, other: str, check: Check = lambda _: None) -> Callable[..., Any]:
@@ -162,14 +162,14 @@ class Held:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._gate = threading.Event()
-        deliver = Outlet.deliver_each
+        deliver = Producer.deliver_each
 
-        def held_back(outlet: Outlet, outgoing: Sequence[Outgoing]) -> Future[Delivery]:
+        def held_back(outlet: Producer, outgoing: Sequence[Outgoing]) -> Future[DeliveryResult]:
             if not self._gate.is_set():
                 raise SendFailed("held back by the test")
             return deliver(outlet, outgoing)
 
-        monkeypatch.setattr(Outlet, "deliver_each", held_back)
+        monkeypatch.setattr(Producer, "deliver_each", held_back)
 
     def open(self) -> None:
         self._gate.set()
@@ -237,22 +237,22 @@ def test_what_was_put_into_the_outbox_never_leaves_when_its_transaction_is_undon
 ) -> None:
     source, out, other = numbers(broker), broker.topic(1), broker.topic(1)
     errors = iter([StoreUnavailable("the server went away, with the rows written and the offset not yet")])
-    keep, keep_async = Mail.keep, Mail.keep_async
+    keep, keep_async = Publisher.keep, Publisher.keep_async
 
-    def kept(self: Mail, *arguments: Any) -> Sequence[Outgoing]:
+    def kept(self: Publisher, *arguments: Any) -> Sequence[Outgoing]:
         rows = keep(self, *arguments)
         for error in errors:
             raise error
         return rows
 
-    async def kept_async(self: Mail, *arguments: Any) -> Sequence[Outgoing]:
+    async def kept_async(self: Publisher, *arguments: Any) -> Sequence[Outgoing]:
         rows = await keep_async(self, *arguments)
         for error in errors:
             raise error
         return rows
 
-    monkeypatch.setattr(Mail, "keep", kept)
-    monkeypatch.setattr(Mail, "keep_async", kept_async)
+    monkeypatch.setattr(Publisher, "keep", kept)
+    monkeypatch.setattr(Publisher, "keep_async", kept_async)
     app = broker.app(group, shop.url)
     consume(app, form, source, sending(shop, form, other), to=out)
     app.catch_up(idle=0.5)
@@ -318,7 +318,7 @@ def test_what_an_app_left_behind_is_sent_by_the_next_one_before_its_own(
         return app.catch_up(idle=0.2).unsent
 
     with monkeypatch.context() as patched:
-        patched.setattr(relay, "_PATIENCE", 0.2)
+        patched.setattr(outbox_relay, "_PATIENCE", 0.2)
         Held(patched)
         assert run() >= 10, "it says how many it left: rows that it read before it was told of them count twice"
         assert (rows(shop), values(broker, out)) == (10, [])
@@ -528,7 +528,7 @@ def alter(admin: AdminClient, topic: str, name: str, value: str) -> None:
 def test_a_full_outbox_holds_the_handler_until_there_is_room(
     broker: Arena, group: str, shop: Shop, form: str, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay, "FULL", 40)
+    monkeypatch.setattr(outbox_relay, "FULL", 40)
     source, out, other = numbers(broker, 200), broker.topic(1), broker.topic(1)
     app, called = broker.app(group, shop.url), list[str]()
     consume(app, form, source, sending(shop, form, other, called.append), to=out, chunk=5)
@@ -697,11 +697,11 @@ def test_what_cannot_be_a_transaction_of_the_store_is_refused(sqlite_url: str, p
                 outbox.send(tx, "orders", "x")
             with pytest.raises(InvalidHandler, match="is no transaction of"):
                 asyncio.run(outbox.asend(tx, "orders", "x"))
-        with pytest.raises(InvalidHandler, match=r"what a Connection does is not awaited: call send\(\.\.\.\)"):
+        with pytest.raises(InvalidHandler, match=r"the methods of a Connection are not awaited: call send\(\.\.\.\)"):
             asyncio.run(in_postgres.asend(connection, "orders", "x"))
-        with pytest.raises(InvalidHandler, match=r"what a Session does is not awaited"):
+        with pytest.raises(InvalidHandler, match=r"the methods of a Session are not awaited"):
             asyncio.run(in_postgres.asend(Session(engine), "orders", "x"))
-    with pytest.raises(InvalidHandler, match=r"what a AsyncSession does is awaited: write await outbox\.asend"):
+    with pytest.raises(InvalidHandler, match=r"the methods of a AsyncSession are awaited: write await outbox\.asend"):
         in_postgres.send(AsyncSession(async_engine), "orders", "x")
     with pytest.raises(SendFailed, match="'no topic' is no topic name"), psycopg.connect(postgres_url) as connection:
         in_postgres.send(connection, "no topic", "x")
@@ -710,7 +710,7 @@ def test_what_cannot_be_a_transaction_of_the_store_is_refused(sqlite_url: str, p
         async with await psycopg.AsyncConnection.connect(postgres_url) as connection:
             in_postgres.send(connection, "orders", "x")
 
-    with pytest.raises(InvalidHandler, match="what a AsyncConnection does is awaited"):
+    with pytest.raises(InvalidHandler, match="the methods of a AsyncConnection are awaited"):
         asyncio.run(unawaited())
     engine.dispose()
     for outbox in (in_sqlite, in_postgres):
@@ -731,11 +731,11 @@ def test_control_rows_that_are_written_beside_the_transaction_are_noticed(
 ) -> None:
     shop, delivered = Shop(sqlite_url), list[str]()
 
-    def kept(self: Mail, sent: Sequence[Outgoing], *_: Any) -> None:
-        self._outlet.deliver(sent).result()
+    def kept(self: Publisher, sent: Sequence[Outgoing], *_: Any) -> None:
+        self._producer.deliver(sent).result()
         delivered.extend(str(each.topic) for each in sent)
 
-    monkeypatch.setattr(Mail, "keep", kept)
+    monkeypatch.setattr(Publisher, "keep", kept)
     with pytest.raises((AssertionError, KconsumeError)):
         test_what_was_put_into_the_outbox_never_leaves_when_its_transaction_is_undone(
             broker, group, shop, "tx", monkeypatch

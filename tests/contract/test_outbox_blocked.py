@@ -13,12 +13,13 @@ import psycopg
 import pytest
 
 from kconsume import App, DeadLetter, Outgoing, Record, Sender
+from kconsume._config.client_settings import ClientValue
+from kconsume._kafka.admin import Cluster
+from kconsume._kafka.producer import RelayProducer
+from kconsume._runtime.output import outbox_relay as relay
+from kconsume._runtime.output import partition_outbox
+from kconsume._runtime.output.outbox_relay import BlockedRow
 from kconsume.backends import Outbox
-from kconsume.cluster import Cluster
-from kconsume.outlet import RelayOutlet
-from kconsume.runtime import relay, strand
-from kconsume.runtime.relay import Blocked
-from kconsume.settings import ClientValue
 from kconsume.testing.services import KafkaService
 from tests.contract.test_failures_stores import Shop
 from tests.contract.test_outbox import alter, numbers, offset, rows, values
@@ -47,14 +48,16 @@ def shop(request: pytest.FixtureRequest) -> Shop:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was refused is tried again soon."""
-    monkeypatch.setattr(strand, "_LONGEST_REST", 0.2)
-    monkeypatch.setattr(relay, "_EVERY", 0.1)
+    monkeypatch.setattr(partition_outbox, "_LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr(relay, "_POLL_EVERY", 0.1)
 
 
-def blocked(app: App) -> list[Blocked]:
+def blocked(app: App) -> list[BlockedRow]:
     supervisor = app._supervisor
     assert supervisor is not None
-    return [each for engine in supervisor.engines if engine._relay is not None for each in engine._relay.blocked]
+    return [
+        each for consumer in supervisor.consumers if consumer._relay is not None for each in consumer._relay.blocked
+    ]
 
 
 def stripped(broker: Arena, topic: str) -> list[str]:
@@ -134,14 +137,14 @@ def test_control_a_producer_that_goes_on_behind_a_refusal_lets_later_rows_pass(
     real: Arena, topic: MakeTopic, group: str, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the client does without the two guards."""
-    made = RelayOutlet.__init__
+    made = RelayProducer.__init__
 
-    def without_guarantee(self: RelayOutlet, settings: Mapping[str, ClientValue], name: str) -> None:
+    def without_guarantee(self: RelayProducer, settings: Mapping[str, ClientValue], name: str) -> None:
         made(self, settings, name)
         self._settings["enable.gapless.guarantee"] = False
         self._settings["batch.num.messages"] = 5
 
-    monkeypatch.setattr(RelayOutlet, "__init__", without_guarantee)
+    monkeypatch.setattr(RelayProducer, "__init__", without_guarantee)
     monkeypatch.setattr(Cluster, "ask_limits", lambda *_: {})
     app, _, out = sending_one_too_large(real, topic, group, shop)
     with app.running():

@@ -13,8 +13,10 @@ import pytest
 from sqlalchemy import NullPool, create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from kconsume.backends import MemoryStore, PostgresStore, SqliteStore, TransactionalStore, outbox_table, sqlite_schema
-from kconsume.backends.abc import OutboxStore
+from kconsume.backends import MemoryStore, PostgresStore, SqliteStore, TransactionalStore
+from kconsume.backends.capabilities import capabilities_of
+from kconsume.backends.outbox import tables
+from kconsume.backends.sqlite import schema
 from kconsume.testing.conformance import Bench, OutboxSuite, Subject, TransactionalSuite, awaited, pipelined
 from tests.chaos.proxy import CuttingProxy
 from tests.contract.broken_outboxes import OUTBOX_CONTROLS, OutboxControl
@@ -177,27 +179,27 @@ GUARDS: list[tuple[str, str, str, Promise]] = [
 def test_a_guard_that_is_taken_out_of_a_statement_of_the_outbox_is_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statement: str, guard: str, instead: str, promise: Promise
 ) -> None:
-    text: str = getattr(outbox_table, statement)
+    text: str = getattr(tables, statement)
     assert guard in text
-    monkeypatch.setattr(outbox_table, statement, text.replace(guard, instead))
+    monkeypatch.setattr(tables, statement, text.replace(guard, instead))
     if statement == "SQLITE_STEP":
-        steps = tuple(step.replace(guard, instead) for step in sqlite_schema._STEPS)
-        monkeypatch.setattr(sqlite_schema, "_STEPS", steps)
+        steps = tuple(step.replace(guard, instead) for step in schema._STEPS)
+        monkeypatch.setattr(schema, "_STEPS", steps)
     fails(promise, lambda: in_sqlite(tmp_path))
 
 
 def test_our_stores_have_the_outbox_that_they_are_examined_for(tmp_path: Path, postgres_url: str) -> None:
     with closing(PostgresStore(postgres_url)) as postgres:
-        assert isinstance(postgres, OutboxStore)
-    assert isinstance(SqliteStore(tmp_path / "shop.db"), OutboxStore)
-    assert isinstance(QueueOutbox(), OutboxStore)
-    assert not isinstance(MemoryStore(), OutboxStore)
+        assert capabilities_of(postgres).outbox is postgres
+    for store in (SqliteStore(tmp_path / "shop.db"), QueueOutbox()):
+        assert capabilities_of(store).outbox is store
+    assert capabilities_of(MemoryStore()).outbox is None
 
 
 def test_a_store_without_an_outbox_is_told_what_it_lacks() -> None:
     store = QueueStore()
     with (
         Bench(subject_of(store)) as bench,
-        pytest.raises(AssertionError, match="is no OutboxTx: it has no post, take_in"),
+        pytest.raises(AssertionError, match="is no OutboxTx: it needs post, record_origins"),
     ):
         OutboxSuite().test_a_row_has_all_of_its_record(bench)

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from kconsume import App, Record
-from kconsume.runtime.budget import Pace
-from kconsume.runtime.ownership import Ownership
+from kconsume._runtime.lanes.pacing import Pace
+from kconsume._runtime.ownership import Ownership
 from tests.fix_arena import Arena
 from tests.waiting import eventually
 
@@ -39,15 +39,15 @@ def warm_up(arena: Arena, app: App, topic: str, seen: list[tuple[int, int]]) -> 
     eventually(lambda: len(seen) == 2 * EACH, what="the first records")
     supervisor = app._supervisor
     assert supervisor is not None
-    lanes = [h.lane for h in supervisor.engines[0].tenancy.holdings.values()]
-    assert all(lane is not None and lane.pace.swift for lane in lanes), "the handler is not swift here"
+    lanes = [h.lane for h in supervisor.consumers[0].assignment.partitions.values()]
+    assert all(lane is not None and lane.pace.is_fast for lane in lanes), "the handler is not swift here"
 
 
 @pytest.mark.dense
 def test_a_swift_handler_that_is_held_up_stops_neither_polling_nor_other_partitions(
     arena: Arena, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pace, "SWIFT", 10.0)  # swift whatever it takes, as on a busy machine
+    monkeypatch.setattr(Pace, "FAST", 10.0)  # swift whatever it takes, as on a busy machine
     app, seen, entered, release, topic = held_up(arena, group)
     with app.running():
         try:
@@ -58,9 +58,9 @@ def test_a_swift_handler_that_is_held_up_stops_neither_polling_nor_other_partiti
             eventually(lambda: sum(p == 1 for p, _ in seen) == EACH + 500, what="the other partition flows")
             supervisor = app._supervisor
             assert supervisor is not None
-            engine = supervisor.engines[0]
-            before = engine.loop.snapshot
-            eventually(lambda: engine.loop.snapshot is not before, what="the loop goes on polling and publishing")
+            consumer = supervisor.consumers[0]
+            before = consumer.loop.snapshot
+            eventually(lambda: consumer.loop.snapshot is not before, what="the loop goes on polling and publishing")
             assert (0, EACH) not in seen, "still held up"
         finally:
             release.set()
@@ -73,7 +73,7 @@ def test_a_swift_handler_that_is_held_up_stops_neither_polling_nor_other_partiti
 def test_without_a_deputy_the_same_handler_stops_everything(
     arena: Arena, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pace, "SWIFT", 10.0)
+    monkeypatch.setattr(Pace, "FAST", 10.0)
     monkeypatch.setattr(Ownership, "HELD_UP", 3600.0)
     app, seen, entered, release, topic = held_up(arena, group)
     with app.running():
@@ -92,7 +92,7 @@ def test_without_a_deputy_the_same_handler_stops_everything(
 def test_an_owner_that_is_held_up_again_and_again_is_replaced_each_time(
     arena: Arena, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pace, "SWIFT", 10.0)  # swift whatever it takes: every long record changes the owner
+    monkeypatch.setattr(Pace, "FAST", 10.0)  # swift whatever it takes: every long record changes the owner
     topic = arena.topic(2)
     app = arena.app(group)
     seen: list[tuple[int, int]] = []

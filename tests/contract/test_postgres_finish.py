@@ -10,10 +10,11 @@ import psycopg
 import pytest
 
 from kconsume.backends import PostgresStore
-from kconsume.backends import postgres_sql as texts
-from kconsume.backends.abc import FinishingTx, Position
-from kconsume.backends.claiming import granted
-from kconsume.backends.postgres_sql import Statements
+from kconsume.backends.base import Position
+from kconsume.backends.capabilities import FinishingTx
+from kconsume.backends.claim import granted
+from kconsume.backends.postgres import tx_statements as texts
+from kconsume.backends.postgres.statements import Statements
 from kconsume.errors import ConfigurationError, Fenced, KconsumeError, StoreUnavailable
 from kconsume.records import Partition
 from tests.integration.postgres_roles import a_role
@@ -29,8 +30,8 @@ DEFERRED = """
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch, postgres_url: str, database: psycopg.Connection) -> Iterator[PostgresStore]:
-    assert "'10s'" in texts._IMPATIENT
-    monkeypatch.setattr(texts, "_IMPATIENT", texts._IMPATIENT.replace("'10s'", "'300ms'"))
+    assert "'10s'" in texts._LIMIT_LOCK_WAIT
+    monkeypatch.setattr(texts, "_LIMIT_LOCK_WAIT", texts._LIMIT_LOCK_WAIT.replace("'10s'", "'300ms'"))
     database.execute("create table effects (number bigint)")
     with closing(PostgresStore(postgres_url)) as store:
         yield store
@@ -71,7 +72,7 @@ def zombie(store: PostgresStore, url: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_fenced_owner_commits_nothing(
     store: PostgresStore, postgres_url: str, database: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(Fenced, match="not ours any more"):
+    with pytest.raises(Fenced, match="no longer owned by this process"):
         zombie(store, postgres_url, monkeypatch)
     assert effects(database) == 0
 
@@ -107,7 +108,7 @@ def test_a_right_that_is_missing_is_told_with_what_is_needed(
         database.execute(f"grant select on kconsume_offsets, kconsume_schema to {role.name}")
         database.execute(f"grant insert on effects to {role.name}")
         with closing(PostgresStore(role.url)) as poor:
-            with pytest.raises(ConfigurationError, match=r"it needs .* on kconsume_offsets"):
+            with pytest.raises(ConfigurationError, match=r"the role needs .* on kconsume_offsets"):
                 finish(poor, epoch)
     assert effects(database) == 0
 

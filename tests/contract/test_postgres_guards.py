@@ -11,10 +11,11 @@ import psycopg
 import pytest
 
 from kconsume.backends import Position, PostgresStore
-from kconsume.backends.claiming import granted
-from kconsume.backends.postgres_lent import LentConnection
-from kconsume.backends.postgres_sql import Statement, Statements
-from kconsume.backends.postgres_tx import Row
+from kconsume.backends.claim import granted
+from kconsume.backends.postgres.connection import HandlerConnection
+from kconsume.backends.postgres.statements import Statements
+from kconsume.backends.postgres.transaction import OffsetRow
+from kconsume.backends.postgres.tx_statements import Statement
 from kconsume.errors import KconsumeError, TransactionMisused
 from kconsume.records import Partition
 from kconsume.testing.conformance import FencedSuite, OffsetsSuite, Subject, TransactionalSuite
@@ -190,25 +191,25 @@ class TestTheLockBeforeTheQuestion:
     def test_control_the_other_way_round_it_goes_on_unseen(
         self, store: PostgresStore, postgres_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        entry = Row.entry
-        monkeypatch.setattr(Row, "entry", lambda row: entry(row)[::-1])
+        entry = OffsetRow.entry_statements
+        monkeypatch.setattr(OffsetRow, "entry_statements", lambda row: entry(row)[::-1])
         assert self._gets_to_its_handler(store, postgres_url, monkeypatch)
 
     @staticmethod
     def _gets_to_its_handler(store: PostgresStore, url: str, monkeypatch: pytest.MonkeyPatch) -> bool:
         position = claim(store)
-        at_once = LentConnection.at_once
+        execute_together = HandlerConnection.execute_together
 
-        def overtaken(connection: LentConnection, *statements: Statement) -> bool:
+        def overtaken(connection: HandlerConnection, *statements: Statement) -> bool:
             if len(statements) < 3:
-                return at_once(connection, *statements)
+                return execute_together(connection, *statements)
             begin, first, second = statements
-            at_once(connection, begin, first)
+            execute_together(connection, begin, first)
             with closing(PostgresStore(url)) as other:
                 claim(other, "other")
-            return at_once(connection, second)
+            return execute_together(connection, second)
 
-        monkeypatch.setattr(LentConnection, "at_once", overtaken)
+        monkeypatch.setattr(HandlerConnection, "execute_together", overtaken)
         try:
             with store.transaction(GROUP, ORDERS, position.epoch) as tx:
                 connection: Any = tx.connection

@@ -9,10 +9,10 @@ import psycopg
 import pytest
 
 from kconsume import App, Record
+from kconsume._embedded.controls import KafkaControls
 from kconsume.backends import PostgresStore
 from kconsume.errors import InvalidHandler, TransactionMisused
 from kconsume.records import Partition
-from kconsume.testing.embedded import KafkaControls
 from tests.fix_arena import QUICK, Arena
 from tests.fix_kafka import unique
 

@@ -14,10 +14,11 @@ import pytest
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
-from kconsume.backends import Position, PostgresStore, TransactionalStore, postgres_sql
-from kconsume.backends import postgres as stores
-from kconsume.backends.claiming import granted
-from kconsume.backends.postgres_sql import Statements
+from kconsume.backends import Position, PostgresStore, TransactionalStore
+from kconsume.backends.claim import granted
+from kconsume.backends.postgres import database as database_module
+from kconsume.backends.postgres import tx_statements
+from kconsume.backends.postgres.statements import Statements
 from kconsume.errors import Conflict, Fenced, KconsumeError, StoreUnavailable, TransactionMisused
 from kconsume.records import Partition
 from kconsume.testing.conformance import Subject, TransactionalSuite, awaited, pipelined
@@ -137,7 +138,7 @@ class TestAZombieInItsTransaction:
             tx.advance(0, 5)
         with closing(PostgresStore(postgres_url)) as other:
             assert claim(other, "other").next_offset == 5
-        assert "ended backend" not in caplog.text
+        assert "backend ended" not in caplog.text
 
     def test_a_newer_owner_is_not_ended_by_an_older_claim(
         self, store: PostgresStore, postgres_url: str, database: psycopg.Connection
@@ -271,7 +272,7 @@ class TestConflicts:
     def test_control_where_the_table_may_be_read_whole_they_do(
         self, postgres_url: str, database: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(postgres_sql, "_BY_INDEX", "set_config('enable_seqscan', 'on', true)")
+        monkeypatch.setattr(tx_statements, "_BY_INDEX", "set_config('enable_seqscan', 'on', true)")
         assert self._conflicts(postgres_url, database) > 0
 
     @staticmethod
@@ -369,6 +370,6 @@ class TestAConnectionThatEndsWhileItIsPrepared:
             database.execute("select pg_terminate_backend(%s, 5000)", (connection.info.backend_pid,))
             return sql
 
-        monkeypatch.setattr(stores, "found", ended)
+        monkeypatch.setattr(database_module, "with_actual_schema", ended)
         with closing(PostgresStore(postgres_url)) as store, pytest.raises(StoreUnavailable):
             store.groups()

@@ -19,17 +19,11 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from kconsume.backends import (
-    Position,
-    PostgresStore,
-    postgres_schema,
-    postgres_sql,
-    postgres_tx,
-    postgres_watch,
-    postgres_zombies,
-)
-from kconsume.backends import postgres as stores
-from kconsume.backends.claiming import granted
+from kconsume.backends import Position, PostgresStore
+from kconsume.backends.claim import granted
+from kconsume.backends.postgres import database as database_module
+from kconsume.backends.postgres import schema, tables, takeover, tx_statements, watchdog
+from kconsume.backends.postgres import transaction as postgres_tx
 from kconsume.errors import Fenced, StoreUnavailable
 from kconsume.records import Partition
 from kconsume.testing.services import LocalPostgres
@@ -84,8 +78,8 @@ class TestAClaimThatMeetsALockedRow:
     def test_control_without_a_lookout_it_gives_up_in_the_end(
         self, postgres_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(postgres_zombies, "_look_out", lambda *_: None)
-        monkeypatch.setattr(stores, "BEGIN_OURS", sooner(postgres_sql.BEGIN_OURS))
+        monkeypatch.setattr(takeover, "_end_row_blockers", lambda *_: None)
+        monkeypatch.setattr(database_module, "BEGIN_OWN", sooner(tx_statements.BEGIN_OWN))
         with closing(PostgresStore(postgres_url)) as store, closing(psycopg.connect(postgres_url)) as frozen:
             store.groups()
             frozen.execute(PIN)
@@ -132,7 +126,7 @@ class TestAClaimThatMeetsALockedRow:
         caplog: pytest.LogCaptureFixture,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr(postgres_zombies, "GRACE", 2.0)  # on a busy machine, a claim may keep its row for a while
+        monkeypatch.setattr(takeover, "GRACE", 2.0)  # on a busy machine, a claim may keep its row for a while
         with closing(PostgresStore(postgres_url)) as one, closing(PostgresStore(postgres_url)) as two:
             claim(one)
             with closing(psycopg.connect(postgres_url)) as frozen:
@@ -147,10 +141,10 @@ class TestAClaimThatMeetsALockedRow:
         assert ended == {pid}
 
     def test_is_itself_ended_by_the_server_if_it_freezes(self, store: PostgresStore) -> None:
-        with store._writing() as connection:
+        with store.database.transaction() as connection:
             limit = connection.execute("show idle_in_transaction_session_timeout").fetchone()
         assert limit == ("10s",)
-        with store._ours() as connection:
+        with store.database.connection() as connection:
             assert connection.execute("show idle_in_transaction_session_timeout").fetchone() == ("0",)
 
 
@@ -159,8 +153,8 @@ class TestARowThatStaysLocked:
 
     @pytest.fixture
     def impatient(self, monkeypatch: pytest.MonkeyPatch, postgres_url: str) -> Iterator[PostgresStore]:
-        monkeypatch.setattr(stores, "BEGIN_OURS", sooner(postgres_sql.BEGIN_OURS))
-        monkeypatch.setattr(postgres_sql, "_IMPATIENT", sooner(postgres_sql._IMPATIENT))
+        monkeypatch.setattr(database_module, "BEGIN_OWN", sooner(tx_statements.BEGIN_OWN))
+        monkeypatch.setattr(tx_statements, "_LIMIT_LOCK_WAIT", sooner(tx_statements._LIMIT_LOCK_WAIT))
         with closing(PostgresStore(postgres_url)) as store:
             yield store
 
@@ -195,16 +189,16 @@ class TestARowThatStaysLocked:
             assert connection.execute("show lock_timeout").fetchone() == ("7s",)  # for what is deferred to COMMIT
 
     def test_who_freezes_while_it_makes_the_tables_is_ended_by_the_server(self, database: psycopg.Connection) -> None:
-        database.execute(postgres_sql.BEGIN_SCHEMA)
+        database.execute(tx_statements.BEGIN_SCHEMA)
         assert database.execute("show idle_in_transaction_session_timeout").fetchone() == ("10s",)
         database.execute("rollback")
 
     def test_nor_is_the_lock_of_who_makes_the_tables(
         self, monkeypatch: pytest.MonkeyPatch, postgres_url: str, database: psycopg.Connection
     ) -> None:
-        monkeypatch.setattr(postgres_schema, "BEGIN_SCHEMA", sooner(postgres_sql.BEGIN_SCHEMA))
+        monkeypatch.setattr(schema, "BEGIN_SCHEMA", sooner(tx_statements.BEGIN_SCHEMA))
         database.execute("begin")
-        database.execute(postgres_schema._ALONE)
+        database.execute(schema._LOCK_SCHEMA)
         with closing(PostgresStore(postgres_url)) as store, pytest.raises(StoreUnavailable, match="lock"):
             store.groups()
         database.execute("rollback")
@@ -213,7 +207,7 @@ class TestARowThatStaysLocked:
 class TestAServerThatDoesNotAnswer:
     @pytest.fixture
     def server(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalPostgres]:
-        monkeypatch.setattr(postgres_watch, "LOOK_EVERY", 0.05)
+        monkeypatch.setattr(watchdog, "CHECK_EVERY", 0.05)
         with LocalPostgres() as server:
             yield server
 
@@ -221,9 +215,9 @@ class TestAServerThatDoesNotAnswer:
     def due_soon(self) -> Iterator[None]:
         """Who waits now, or comes to it. Not before: on a busy machine everything takes long."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(postgres_watch, "LIMIT", 0.5)
-            with postgres_watch.watch._lock:
-                for use in postgres_watch.watch._by_id.values():
+            patch.setattr(watchdog, "LIMIT", 0.5)
+            with watchdog.watch._lock:
+                for use in watchdog.watch._by_id.values():
                     use.due = time.monotonic() + 0.5
             yield
 
@@ -232,7 +226,7 @@ class TestAServerThatDoesNotAnswer:
         server.freeze()
         try:
             with self.due_soon(), pytest.MonkeyPatch.context() as patch:
-                patch.setattr(postgres_watch, "ANSWER_WITHIN", 0.5)
+                patch.setattr(watchdog, "ANSWER_WITHIN", 0.5)
                 yield
         finally:
             server.thaw()
@@ -244,7 +238,7 @@ class TestAServerThatDoesNotAnswer:
             claim(store)
             with self.frozen(server), pytest.raises(StoreUnavailable):
                 store.load(GROUP, [ORDERS])
-            assert "cut connection" in caplog.text
+            assert "connection cut" in caplog.text
             assert store.load(GROUP, [ORDERS])[ORDERS].next_offset == 0  # and then it works again
 
     @pytest.mark.parametrize("form", ["transaction", "pipelined"])
@@ -298,7 +292,7 @@ class TestRolesThatDiffer:
         store.groups()
         with a_role(postgres_url) as one, a_role(postgres_url) as other:
             for role in (one, other):
-                for table, rights in postgres_sql.RIGHTS:
+                for table, rights in tables.RIGHTS:
                     database.execute(f"grant {rights} on {table} to {role.name}")
             with closing(PostgresStore(one.url)) as theirs, closing(PostgresStore(other.url)) as ours:
                 mine = claim(theirs)
@@ -328,8 +322,8 @@ class TestADeleteDuringAClaim:
         for _ in range(5):
             zombie = claim(store)
         with closing(psycopg.connect(postgres_url)) as deleting:
-            sql = store._sql
-            deleting.execute(sql.retiring, {})
+            sql = store.database.statements
+            deleting.execute(sql.lock_last_epoch, {})
             deleting.execute(sql.delete_group, {"group": GROUP})
             pinned: list[int] = []
             with behind(lambda: pinned.append(claim(store, "next").epoch)):
@@ -343,8 +337,8 @@ class TestADeleteDuringAClaim:
         for _ in range(3):
             claim(store)
         with closing(psycopg.connect(postgres_url)) as deleting:
-            deleting.execute(store._sql.retiring, {})
-            deleting.execute(store._sql.delete_group, {"group": GROUP})
+            deleting.execute(store.database.statements.lock_last_epoch, {})
+            deleting.execute(store.database.statements.delete_group, {"group": GROUP})
             pinned: list[int] = []
             with behind(lambda: pinned.append(claim(store, "next", CLICKS).epoch)):
                 eventually(lambda: _waits(database), what="the claim waits")
@@ -358,18 +352,18 @@ def _waits(database: psycopg.Connection) -> bool:
 
 
 def test_a_forked_process_does_not_touch_the_connections_of_its_parent(store: PostgresStore) -> None:
-    with store._ours() as connection, postgres_watch.watch.over(connection.pgconn, "here", ours=True):
+    with store.database.connection() as connection, watchdog.watch.over(connection.pgconn, "here", own=True):
         child = os.fork()
         if not child:
-            os._exit(len(postgres_watch.watch._by_id))
+            os._exit(len(watchdog.watch._by_id))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert connection.execute("select 1").fetchone() == (1,)
 
 
 def test_the_watch_ends_when_nothing_is_watched(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = postgres_watch.Watch()
-    monkeypatch.setattr(postgres_watch, "LOOK_EVERY", 0.01)
-    with store._ours() as connection, watch.over(connection.pgconn, "here", ours=True):
+    watch = watchdog.Watchdog()
+    monkeypatch.setattr(watchdog, "CHECK_EVERY", 0.01)
+    with store.database.connection() as connection, watch.over(connection.pgconn, "here", own=True):
         assert watch._thread is not None
     eventually(lambda: watch._thread is None, what="the thread ends")
 
@@ -380,13 +374,13 @@ def test_a_transaction_that_had_its_snapshot_before_the_claim_and_its_lock_after
 ) -> None:
     """It does not see the claim, whose first look does not see it. Frozen, it would keep its rows for an hour."""
     gate, is_there, may_end = 4242, threading.Event(), threading.Event()
-    slow = postgres_sql._LOCK.replace("select ", f"select pg_advisory_xact_lock({gate}), ", 1)
-    monkeypatch.setattr(postgres_zombies, "GRACE", 1.0)
+    slow = tx_statements._LOCK.replace("select ", f"select pg_advisory_xact_lock({gate}), ", 1)
+    monkeypatch.setattr(takeover, "GRACE", 1.0)
     database.execute("create table stock (left_over integer); insert into stock values (1)")
     errors: list[BaseException] = []
     with closing(PostgresStore(postgres_url, isolation=isolation)) as rival:
         with monkeypatch.context() as patch, closing(PostgresStore(postgres_url, isolation=isolation)) as store:
-            patch.setattr(postgres_sql, "_LOCK", slow)
+            patch.setattr(tx_statements, "_LOCK", slow)
             mine = claim(store)
 
             def frozen() -> None:

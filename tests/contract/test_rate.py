@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kconsume import App, BatchError, Batching, Partition, Rate
-from kconsume.rate import Limiter
+from kconsume._handlers.rate import Limiter
 from tests.fix_arena import QUICK, Arena
 from tests.waiting import eventually
 

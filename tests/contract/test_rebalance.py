@@ -13,13 +13,13 @@ from typing import NamedTuple
 import pytest
 
 from kconsume import App, Partition, Record
+from kconsume._config.client_settings import ClientValue
+from kconsume._runtime.assignment.assignment import Assignment
+from kconsume._runtime.assignment.partition import OwnedPartition
+from kconsume._runtime.consumer import RunningConsumer
+from kconsume._runtime.deadlines import Deadline
+from kconsume._runtime.loop import Loop
 from kconsume.errors import ConfigurationError
-from kconsume.runtime.budget import Deadline
-from kconsume.runtime.engine import Engine
-from kconsume.runtime.holding import Holding
-from kconsume.runtime.loop import Loop
-from kconsume.runtime.tenancy import Tenancy
-from kconsume.settings import ClientValue
 from kconsume.testing.services import KafkaService
 from tests.fix_arena import Arena
 from tests.fix_kafka import MakeTopic
@@ -32,18 +32,18 @@ class Seen(NamedTuple):
     offset: int
 
 
-def engine_of(app: App) -> Engine:
+def consumer_of(app: App) -> RunningConsumer:
     assert app._supervisor is not None
-    return app._supervisor.engines[0]
+    return app._supervisor.consumers[0]
 
 
-def holdings(app: App) -> dict[Partition, Holding]:
-    return {} if app._supervisor is None else dict(engine_of(app).tenancy.holdings)
+def owned_partitions(app: App) -> dict[Partition, OwnedPartition]:
+    return {} if app._supervisor is None else dict(consumer_of(app).assignment.partitions)
 
 
 def assigned(app: App) -> set[int]:
     """The partitions that a running app has open."""
-    return {p.number for p, h in holdings(app).items() if h.lane is not None and h.state.value == "open"}
+    return {p.number for p, h in owned_partitions(app).items() if h.lane is not None and h.state.value == "open"}
 
 
 def half(app: App) -> set[int]:
@@ -60,12 +60,12 @@ def store_that_takes_the_last_offset(arena: Arena, sqlite_url: str) -> str:
 
 def busy(app: App) -> int:
     """How many lanes have a handler running."""
-    return sum(h.lane is not None and h.lane.busy for h in holdings(app).values())
+    return sum(h.lane is not None and h.lane.busy for h in owned_partitions(app).values())
 
 
 def in_hand(app: App) -> dict[int, int]:
     """By partition, how many records its lane has."""
-    return {p.number: h.lane.records for p, h in holdings(app).items() if h.lane is not None}
+    return {p.number: h.lane.queued_records for p, h in owned_partitions(app).items() if h.lane is not None}
 
 
 def member(
@@ -125,7 +125,9 @@ def test_a_record_that_runs_when_its_partition_is_revoked_is_finished_and_commit
     one = arena.app(group, offsets, protocol)
 
     def braked(number: int) -> bool:
-        return any(h.lane is not None and h.lane.stop for p, h in holdings(one).items() if p.number == number)
+        return any(
+            h.lane is not None and h.lane.stop_reasons for p, h in owned_partitions(one).items() if p.number == number
+        )
 
     joined = threading.Event()
 
@@ -157,22 +159,22 @@ class HeldRevoke:
         self.moved: set[int] = set()
         self.granted: list[float] = []
         """Seconds that it gave what ran, and its listeners."""
-        revoked, see_off = Tenancy.revoked, Loop.see_off
+        revoked, finish_revoked = Assignment.revoked, Loop.finish_revoked
 
-        def held(tenancy: Tenancy, partitions: list[Partition]) -> None:
-            revoked(tenancy, partitions)
-            if tenancy is engine_of(app).tenancy:
+        def held(assignment: Assignment, partitions: list[Partition]) -> None:
+            revoked(assignment, partitions)
+            if assignment is consumer_of(app).assignment:
                 self.moved |= {partition.number for partition in partitions}
                 self.done.set()
                 self.may_return.wait(60)
 
-        def noted(loop: Loop, leaving: list[Holding], budget: Deadline) -> int:
-            if loop is engine_of(app).loop:
+        def noted(loop: Loop, leaving: list[OwnedPartition], budget: Deadline) -> int:
+            if loop is consumer_of(app).loop:
                 self.granted.append(budget.seconds)
-            return see_off(loop, leaving, budget)
+            return finish_revoked(loop, leaving, budget)
 
-        monkeypatch.setattr(Tenancy, "revoked", held)
-        monkeypatch.setattr(Loop, "see_off", noted)
+        monkeypatch.setattr(Assignment, "revoked", held)
+        monkeypatch.setattr(Loop, "finish_revoked", noted)
 
 
 IN_HAND = 100
@@ -245,8 +247,8 @@ def test_control_partitions_that_do_not_move_are_seen_to_stop_if_all_are_told_to
     sqlite_url: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    brake = Tenancy._brake
-    monkeypatch.setattr(Tenancy, "_brake", lambda self, _, reason: brake(self, [*self.holdings.values()], reason))
+    brake = Assignment._brake
+    monkeypatch.setattr(Assignment, "_brake", lambda self, _, reason: brake(self, [*self.partitions.values()], reason))
     with pytest.raises(AssertionError, match="what is in hand is worked off"):
         unmoved_do_not_stop(arena, group, protocol, sqlite_url, monkeypatch)
 

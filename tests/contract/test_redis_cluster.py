@@ -12,11 +12,11 @@ from redis.client import Pipeline
 from redis.crc import key_slot
 
 from kconsume.backends import Position, RedisStore
-from kconsume.backends import redis_script as scripts
-from kconsume.backends.claiming import granted
+from kconsume.backends.claim import granted
+from kconsume.backends.redis import scripts
 from kconsume.errors import ConfigurationError, StoreUnavailable, TransactionMisused, Undecided
+from kconsume.testing.services import LocalRedis
 from kconsume.testing.services.ports import free_port, reserve
-from kconsume.testing.services.redis import LocalRedis
 from tests.contract.redis_shop import GROUP, ORDERS, claim, fails
 from tests.waiting import eventually
 
@@ -99,7 +99,7 @@ class TestMovingSlot:
         pair.begin_to_move()
         for key in ask(pair.first, "CLUSTER", "GETKEYSINSLOT", SLOT, 100):
             pair.first.migrate("127.0.0.1", pair.two.port, key, 0, 5000)
-        with pytest.raises(StoreUnavailable, match="slot is being moved"):
+        with pytest.raises(StoreUnavailable, match="slot of the tag is being moved"):
             push(store, epoch, 10)
         pair.give_to(pair.second)
         push(store, epoch, 10)
@@ -124,7 +124,7 @@ class TestLostNode:
         """Between two lines of a resharding each may believe that the slot is the other's."""
         store = RedisStore(pair.one.url, tag=TAG)
         ask(pair.first, "CLUSTER SETSLOT", SLOT, "NODE", id_of(pair.second))
-        with pytest.raises(StoreUnavailable, match="slot is being moved"):
+        with pytest.raises(StoreUnavailable, match="slot of the tag is being moved"):
             claim(store)
         pair.give_to(pair.first)
         assert claim(store)[ORDERS].epoch == 1
@@ -184,7 +184,7 @@ def put_off(pair: Pair, handler: Callable[[Pipeline], object]) -> None:
             tx.advance(10, 11)
 
     pair.begin_to_move()
-    with pytest.raises(StoreUnavailable, match="slot is being moved"):
+    with pytest.raises(StoreUnavailable, match="slot of the tag is being moved"):
         handle()
     assert store.failures(GROUP) == {}
     pair.stay()

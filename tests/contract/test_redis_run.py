@@ -13,14 +13,15 @@ import redis
 from redis.client import Pipeline
 
 from kconsume import App, BatchError, Batching, Record
+from kconsume._kafka.commit_result import OffsetToCommit
+from kconsume._kafka.consumer import KafkaConsumer
+from kconsume._runtime.assignment.assignment import Assignment
+from kconsume._runtime.loop import COMMIT_EVERY
 from kconsume.backends import Position, RedisStore
 from kconsume.errors import Undecided
 from kconsume.records import Partition
-from kconsume.runtime.loop import COMMIT_EVERY
-from kconsume.runtime.source import Mark, Source
-from kconsume.runtime.tenancy import Tenancy
 from kconsume.testing import EmbeddedKafka
-from kconsume.testing.services.redis import LocalRedis
+from kconsume.testing.services import LocalRedis
 from tests.contract.redis_shop import GROUP, emptied
 from tests.fix_arena import QUICK
 from tests.fix_kafka import produce
@@ -176,7 +177,7 @@ def test_a_partition_that_waits_for_a_person_does_not_stop_the_others_and_goes_o
     with app().running():
         for partition in (1, 2):
             eventually(lambda p=partition: shop.effects(p) == ["a", "b", "c"], what="the others go on")  # type: ignore[misc]
-        held = "partition held partition=orders/0 code=held cause=orders/0@17: command 2 of 2"
+        held = 'partition held partition=orders/0 code=held cause="orders/0@17: command 2 of 2'
         eventually(lambda: held in caplog.text, what="the reason is in the log")
         assert shop.effects() == ORDERS[:18]
         store.decide(GROUP, Partition("orders", 0), "skip")
@@ -223,8 +224,8 @@ def test_catching_up_ends_with_a_record_that_waits_for_a_decision(shop: Shop) ->
 
 def _held(app: App) -> dict[Partition, str]:
     supervisor = app._supervisor
-    engines = supervisor.engines if supervisor is not None else ()
-    return {p: trouble.code for engine in engines for p, trouble in engine.loop.snapshot.held.items()}
+    consumers = supervisor.consumers if supervisor is not None else ()
+    return {p: trouble.code for consumer in consumers for p, trouble in consumer.loop.snapshot.held.items()}
 
 
 @pytest.mark.dense
@@ -233,15 +234,17 @@ def test_a_fenced_partition_does_not_take_the_offset_of_its_group_back(
 ) -> None:
     """While its next claim waits, what we saw of its row last is behind what another has made of it."""
     app, sent, partition = shop.app(), list[int](), Partition("orders", 0)
-    commit, backoff = Source.commit, Tenancy._backoff
+    commit, backoff = KafkaConsumer.commit, Assignment._backoff
 
-    def noted(source: Source, marks: Mapping[Partition, Mark]) -> None:
+    def noted(source: KafkaConsumer, marks: Mapping[Partition, OffsetToCommit]) -> None:
         sent.extend(mark.offset for p, mark in marks.items() if p == partition)
         commit(source, marks)
 
     # Longer than it is from one commit to the next.
-    monkeypatch.setattr(Tenancy, "_backoff", lambda self, holdings: backoff(self, holdings) + 2 * COMMIT_EVERY)
-    monkeypatch.setattr(Source, "commit", noted)
+    monkeypatch.setattr(
+        Assignment, "_backoff", lambda self, owned_partitions: backoff(self, owned_partitions) + 2 * COMMIT_EVERY
+    )
+    monkeypatch.setattr(KafkaConsumer, "commit", noted)
 
     @app.consume("orders", chunk=1)
     def handle(record: Record, tx: Pipeline) -> None:

@@ -13,9 +13,9 @@ import redis
 
 from kconsume import App
 from kconsume.backends import RedisStore, TransactionalStore
-from kconsume.backends.abc import ALWAYS
-from kconsume.backends.redis_rows import Names
-from kconsume.backends.redis_server import RIGHTS
+from kconsume.backends.capabilities import ALWAYS
+from kconsume.backends.redis.rows import Names
+from kconsume.backends.redis.server_checks import RIGHTS
 from kconsume.errors import (
     ConfigurationError,
     StoreError,
@@ -24,7 +24,7 @@ from kconsume.errors import (
     Undecided,
 )
 from kconsume.testing import EmbeddedKafka
-from kconsume.testing.services.redis import LocalRedis
+from kconsume.testing.services import LocalRedis
 from tests.contract.redis_shop import (
     GROUP,
     ORDERS,
@@ -104,7 +104,7 @@ class TestServers:
             shop.client.replicaof("127.0.0.1", "1")
             with pytest.raises(StoreUnavailable):
                 shop.handle((10, [push(0)]))
-            left = [connection._sock for connection in shop.store._line.pool._available_connections]
+            left = [connection._sock for connection in shop.store._connection.pool._available_connections]
             assert left == [None], "it would never find the new primary under the same name"
             shop.client.replicaof("NO", "ONE")
             assert (shop.effects(), shop.offset()) == ([], 10)
@@ -248,12 +248,12 @@ class TestClients:
         with redis.Redis.from_url(url, socket_timeout=None) as client, pytest.raises(ConfigurationError, match="=5"):
             RedisStore(client=client)
 
-    def test_a_rehearsal_leaves_nothing(self, shop: Shop) -> None:
+    def test_a_dry_run_leaves_nothing(self, shop: Shop) -> None:
         before = shop.client.keys()
-        with shop.store.rehearsal() as rehearsed:
+        with shop.store.dry_run() as rehearsed:
             rehearsed.connection.rpush("effects", 1)
         assert shop.client.keys() == before
-        with pytest.raises(TransactionMisused), shop.store.rehearsal() as rehearsed:
+        with pytest.raises(TransactionMisused), shop.store.dry_run() as rehearsed:
             rehearsed.connection.execute()
 
     def test_it_is_a_transactional_store_that_goes_record_by_record(self) -> None:

@@ -21,7 +21,7 @@ import pytest
 import redis
 
 from kconsume.backends import Position, RedisStore
-from kconsume.backends import redis_script as scripts
+from kconsume.backends.redis import scripts
 from kconsume.errors import (
     Fenced,
     StoreUnavailable,
@@ -29,7 +29,7 @@ from kconsume.errors import (
 )
 from kconsume.records import Partition
 from kconsume.testing.conformance import Bench, Subject, TransactionalSuite
-from kconsume.testing.services.redis import LocalRedis
+from kconsume.testing.services import LocalRedis
 from tests.contract.forms import for_async_handlers, only_transactions
 from tests.contract.redis_proxy import Cut, RedisProxy
 from tests.contract.redis_shop import (
@@ -268,7 +268,7 @@ class TestTogether:
         row = "kconsume:offset:shop:orders:3"
         with pytest.raises(TransactionMisused, match="what kconsume keeps there"):
             shop.handle((10, [("SORT", "nothing", "STORE", row)]))
-        with pytest.raises(TransactionMisused, match="cannot tell the keys"):
+        with pytest.raises(TransactionMisused, match="does not find the keys"):
             shop.handle((10, [("MIGRATE", "h", "1", "", "0", "5", "KEYS")]))
         assert shop.offset() == 10
         shop.handle((10, [("RPUSH", "unsorted", 2, 1), ("SORT", "unsorted", "STORE", "effects")]))

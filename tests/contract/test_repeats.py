@@ -13,36 +13,36 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from kconsume import Partition
-from kconsume.runtime.budget import Deadline
-from kconsume.runtime.source import Place, Source
-from kconsume.settings import ClientValue, client_settings
-from kconsume.testing.embedded import KafkaControls
+from kconsume._config.client_settings import ClientValue, client_settings
+from kconsume._embedded.controls import KafkaControls
+from kconsume._kafka.consumer import KafkaConsumer, StartAt
+from kconsume._runtime.deadlines import Deadline
 from tests.fix_arena import Arena
 
 RECORDS, BACK_TO = 30, 20
-CameAfter = Callable[[Callable[[Source, str], None]], list[int]]
+CameAfter = Callable[[Callable[[KafkaConsumer, str], None]], list[int]]
 """Reads some records, has the client go back, and answers which offsets come then: there is more to read."""
 
 
 class AtTheBeginning:
-    def assigned(self, partitions: list[Partition]) -> Mapping[Partition, Place]:
-        return dict.fromkeys(partitions, Place(0))
+    def assigned(self, partitions: list[Partition]) -> Mapping[Partition, StartAt]:
+        return dict.fromkeys(partitions, StartAt(0))
 
     def revoked(self, partitions: list[Partition]) -> None: ...
 
     def lost(self, partitions: list[Partition]) -> None: ...
 
 
-def sent_back(source: Source, topic: str) -> None:
+def sent_back(source: KafkaConsumer, topic: str) -> None:
     """The client's own doing, of which `source` is told nothing."""
     source._consumer.seek(TopicPartition(topic, 0, BACK_TO))
 
 
-def placed_back(source: Source, topic: str) -> None:
-    source.place({Partition(topic, 0): Place(BACK_TO)})
+def placed_back(source: KafkaConsumer, topic: str) -> None:
+    source.start_at({Partition(topic, 0): StartAt(BACK_TO)})
 
 
-def offsets_of(source: Source, upto: int) -> list[int]:
+def offsets_of(source: KafkaConsumer, upto: int) -> list[int]:
     """What comes until the record before `upto` does."""
     came: list[int] = []
     deadline = Deadline(30.0)
@@ -59,10 +59,10 @@ def arena(embedded: KafkaControls) -> Arena:
 
 @pytest.fixture
 def came_after(arena: Arena, group: str, protocol: Mapping[str, ClientValue]) -> CameAfter:
-    def came_after(back: Callable[[Source, str], None]) -> list[int]:
+    def came_after(back: Callable[[KafkaConsumer, str], None]) -> list[int]:
         topic = arena.topic(1)
         arena.produce(topic, ["x"] * RECORDS, 0)
-        source = Source(client_settings(arena.bootstrap, group, arena.quick(protocol)), AtTheBeginning())
+        source = KafkaConsumer(client_settings(arena.bootstrap, group, arena.quick(protocol)), AtTheBeginning())
         with closing(source):
             source.subscribe([topic])
             assert offsets_of(source, RECORDS) == [*range(RECORDS)]
@@ -84,5 +84,5 @@ def test_who_is_placed_further_back_is_given_everything_from_there(came_after: C
 def test_control_what_the_client_gives_again_comes_twice_without_the_guard(
     came_after: CameAfter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Source, "_fresh", lambda source, runs: runs)
+    monkeypatch.setattr(KafkaConsumer, "_without_repeats", lambda source, runs: runs)
     assert came_after(sent_back) == [*range(BACK_TO, 2 * RECORDS)]

@@ -22,12 +22,12 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from kconsume import App, Batch, Batching, ConfigurationError, DeadLetter, Partition, Record, Retry, RetryTopics
+from kconsume._embedded.controls import KafkaControls
+from kconsume._runtime.processing.dedup import Deduplication
 from kconsume.backends import PostgresStore, open_store
-from kconsume.failures.letters import read_marks
-from kconsume.failures.retry_topics import Ladder, retry_topic
+from kconsume.failures.letter_headers import read_added_headers
+from kconsume.failures.retry_topics import RetryChain, retry_topic
 from kconsume.records import record_of
-from kconsume.runtime.intake import Intake
-from kconsume.testing.embedded import KafkaControls
 from tests.contract.test_failures import UNDECODABLE
 from tests.contract.test_failures_stores import Shop
 from tests.contract.test_output import everything
@@ -175,7 +175,7 @@ def staged(request: pytest.FixtureRequest, arena: Arena, group: str, store: str,
 
 
 def marks_of(message: Message) -> dict[str, str]:
-    return read_marks(record_of(message, "").headers)  # type: ignore[arg-type]
+    return read_added_headers(record_of(message, "").headers)  # type: ignore[arg-type]
 
 
 @pytest.mark.dense
@@ -250,8 +250,10 @@ def test_rungs_do_not_wait_for_each_other_and_who_waits_ends_with_the_app_and_is
 def rungs_held(app: App, topic: str) -> bool:
     """Whether records of the topic are in the hands of a lane."""
     assert app._supervisor is not None
-    holdings = [h for e in app._supervisor.engines for p, h in e.tenancy.holdings.items() if p.topic == topic]
-    return any(holding.lane is not None and holding.lane.records for holding in holdings)
+    owned_partitions = [
+        h for e in app._supervisor.consumers for p, h in e.assignment.partitions.items() if p.topic == topic
+    ]
+    return any(owned.lane is not None and owned.lane.queued_records for owned in owned_partitions)
 
 
 @pytest.mark.dense
@@ -284,7 +286,7 @@ def test_after_the_last_rung_comes_the_one_terminal_action(
 
 
 def run_ended(app: App) -> bool:
-    return app._supervisor is None or not any(engine.join(0) is False for engine in app._supervisor.engines)
+    return app._supervisor is None or not any(engine.join(0) is False for engine in app._supervisor.consumers)
 
 
 @pytest.mark.dense
@@ -429,7 +431,7 @@ def test_other_topics_are_refused_while_it_runs(one_broker: Arena, group: str) -
     stage, source = Stage(one_broker, group, "thread"), one_broker.topic(1)
     stage.rungs(source, 1)
     app = stage.app(source, retry=RetryTopics((5,)))
-    with app.running(), pytest.raises(ConfigurationError, match=r"RetryTopics, which are made for its topics when"):
+    with app.running(), pytest.raises(ConfigurationError, match=r"RetryTopics, which are created for its topics when"):
         app.subscribe(source, one_broker.topic(1))
 
 
@@ -451,7 +453,7 @@ def test_attempts_in_place_come_before_each_rung_and_only_they_hold_the_partitio
 def test_control_a_ladder_that_does_not_wait_is_noticed(
     request: pytest.FixtureRequest, one_broker: Arena, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Ladder, "seconds_left", lambda *_: 0.0)
+    monkeypatch.setattr(RetryChain, "seconds_left", lambda *_: 0.0)
     with pytest.raises(AssertionError, match="Call"):
         test_what_fails_passes_when_its_time_has_come_or_ends_as_a_dead_letter_and_others_do_not_wait(
             staged(request, one_broker, group, "kafka", "thread")
@@ -525,7 +527,7 @@ def test_what_was_rolled_back_was_not_taken_in(request: pytest.FixtureRequest, o
 def test_control_an_intake_that_takes_everything_is_noticed(
     request: pytest.FixtureRequest, one_broker: Arena, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Intake, "concerns", lambda *_: False)
+    monkeypatch.setattr(Deduplication, "applies_to", lambda *_: False)
     with pytest.raises(AssertionError, match="At index 2 diff: 'a' != 'c'"):
         test_a_record_that_was_sent_twice_is_handled_once_if_repeats_are_dropped(
             request, one_broker, group, "sqlite", "tx"

@@ -16,14 +16,14 @@ import pytest
 from confluent_kafka import Producer
 
 from kconsume import App, DeadLetter, Partition, RetryTopics
+from kconsume._runtime.processing import dedup as intake
+from kconsume._runtime.processing.dedup import _key as key_of
 from kconsume.backends import OffsetStore, open_store
-from kconsume.backends.letter_reading import letters_in
-from kconsume.backends.letter_sending import sender_in
-from kconsume.backends.letter_table import create
-from kconsume.cli.redrive_choice import addressed
-from kconsume.failures.letters import redrive_topic
-from kconsume.runtime import intake
-from kconsume.runtime.intake import _key as key_of
+from kconsume.backends.dead_letters.reader import letters_in
+from kconsume.backends.dead_letters.sender import sender_in
+from kconsume.backends.dead_letters.tables import create
+from kconsume.cli.redrive.selection import addressed
+from kconsume.failures.letter_headers import redrive_topic
 from tests.contract.test_failures_stores import Shop
 from tests.contract.test_output import everything
 from tests.contract.test_retry_topics import Stage
@@ -89,7 +89,8 @@ def a_second_pass_has_every_effect_again(stage: Stage, rewind: Rewind) -> None:
     app = stage.app(source, retry=RetryTopics(SOON))
     with app.running():
         if rewind is by_seek:
-            eventually(lambda: app.rebalances(), what="it has joined")
+            ours = Partition(source, 0)
+            eventually(lambda: any(ours in each.gained for each in app.rebalances()), what="it has the partition")
             rewind(stage, app, source)
         eventually(lambda: len(everything(stage.arena.bootstrap, rung)) == 2, what="it fails again, and is sent")
         send_again(stage.arena, rung)

@@ -10,7 +10,7 @@ import pytest
 
 from kconsume import App, Partition
 from kconsume.backends import MemoryStore, Position
-from kconsume.backends.abc import ClaimTerms, Positions, Refused, Start
+from kconsume.backends.base import ClaimTerms, Positions, Refused, Start
 from tests.fix_arena import Arena
 from tests.waiting import eventually
 
@@ -85,7 +85,7 @@ def test_the_next_claim_of_a_partition_waits_for_the_save_of_its_last_lane(arena
 
     def has() -> set[str]:
         assert app._supervisor is not None
-        return {p.topic for p in app._supervisor.engines[0].tenancy.holdings}
+        return {p.topic for p in app._supervisor.consumers[0].assignment.partitions}
 
     with app.running():
         store.saves.clear()

@@ -1,6 +1,7 @@
 """Retry and re-drive topics beside the topics that carry the load: who has which, on the real broker.
 
-They have a member of the group of their own (`runtime/split_source.py`), where the group's assignor balances totals.
+Where the group's assignor balances totals, they have a member of the group of their own
+(`_kafka/two_member_consumer.py`).
 """
 
 from __future__ import annotations
@@ -11,20 +12,23 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from queue import SimpleQueue
+from threading import Event
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from kconsume import App, DeadLetter, Partition, Record, RetryTopics
+from kconsume._config.client_settings import ClientValue
+from kconsume._kafka import two_member_consumer as split_source
+from kconsume._kafka.admin import Cluster
+from kconsume._kafka.consumer import KafkaConsumer
+from kconsume._kafka.fetched import Runs
+from kconsume._kafka.two_member_consumer import SplitConsumer
 from kconsume.backends import FencedStore, open_store
-from kconsume.backends.claiming import granted
-from kconsume.cluster import Cluster
-from kconsume.failures.letters import redrive_topic
+from kconsume.backends.claim import granted
+from kconsume.failures.letter_headers import redrive_topic
 from kconsume.failures.retry_topics import retry_topic
-from kconsume.runtime import split_source
-from kconsume.runtime.source import Source
-from kconsume.settings import ClientValue
-from tests.contract.test_rebalance import holdings
+from tests.contract.test_rebalance import consumer_of, owned_partitions
 from tests.fix_arena import PROTOCOLS, Arena
 from tests.waiting import eventually
 
@@ -71,7 +75,9 @@ class Scene:
 
     def has(self, app: App) -> Counter[str]:
         """How many partitions of which topic it has open."""
-        return Counter(p.topic for p, h in holdings(app).items() if h.lane is not None and h.state.value == "open")
+        return Counter(
+            p.topic for p, h in owned_partitions(app).items() if h.lane is not None and h.state.value == "open"
+        )
 
     def fill(self, word: str) -> set[str]:
         """Ten records in each partition, one of them bad, and one of each that was sent back."""
@@ -138,13 +144,13 @@ def test_each_process_has_its_share_of_the_partitions_that_carry_the_load(
 
 
 def settled(scene: Scene, apps: list[App]) -> list[int]:
-    """How many of the four each has, once all are open and nothing has moved for two seconds."""
-    seen: list[tuple[float, list[Counter[str]]]] = []
+    """How many of the four each has, once all are open and no member has seen a rebalance for two seconds."""
+    seen: list[tuple[float, list[Counter[str]], list[int]]] = []
 
     def at_rest() -> bool:
-        now = [scene.has(app) for app in apps]
-        if not seen or seen[-1][1] != now:
-            seen.append((time.monotonic(), now))
+        now, rounds = [scene.has(app) for app in apps], [len(app.rebalances()) for app in apps]
+        if not seen or seen[-1][1:] != (now, rounds):
+            seen.append((time.monotonic(), now, rounds))
         complete = sum(now, Counter[str]()) == {scene.topic: 4, scene.redrive: 4} and all(now)
         return complete and time.monotonic() - seen[-1][0] > 2.0
 
@@ -208,13 +214,13 @@ def test_a_static_member_and_its_side_member_come_back_without_a_rebalance(
     with other.running():
         with restarted.running():
             assert settled(scene, [other, restarted]) == [2, 2]
-            theirs, before = set(holdings(restarted)), other.rebalances()
+            theirs, before = set(owned_partitions(restarted)), other.rebalances()
         known = Cluster(arena.bootstrap).group(group)
         assert known is not None
         assert {m.instance for m in known.members} == {"pod-0", "pod-0.side", "pod-1", "pod-1.side"}
         with restarted.running():
             eventually(lambda: sum(scene.has(restarted).values()) == 4, what="it has what it had")
-            assert set(holdings(restarted)) == theirs
+            assert set(owned_partitions(restarted)) == theirs
             assert other.rebalances() == before, "nobody else noticed"
 
 
@@ -226,7 +232,7 @@ def test_what_an_operator_does_reaches_partitions_of_both_members(arena: Arena, 
     with app.running():
         eventually(lambda: sum(scene.has(app).values()) == 8, what="all open")
         app.pause(back, Partition(scene.topic, 0))
-        eventually(lambda: bool(holdings(app)[back].held), what="it is held")
+        eventually(lambda: bool(owned_partitions(app)[back].pause_reasons), what="it is held")
         scene.arena.produce(scene.redrive, ["waits"], 0)
         scene.arena.produce(scene.redrive, ["flows"], 1)
         scene.arena.produce(scene.topic, ["waits too"], 0)
@@ -237,6 +243,38 @@ def test_what_an_operator_does_reaches_partitions_of_both_members(arena: Arena, 
         app.seek(back, 0)
         eventually(lambda: len(scene.handled) == 5, what="it is handled again")
     assert scene.handled[-1][1] == "waits"
+
+
+@of_totals
+def test_an_app_has_started_when_it_has_the_topics_of_its_handlers_and_not_their_side_topics_alone(
+    arena: Arena, group: str, protocol: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each client hears of its partitions by itself, and a user's first seek went nowhere when the side came first."""
+    scene = Scene(arena, group, protocol)
+    fetch, subscribe = SplitConsumer.fetch, SplitConsumer._subscribe
+    late, turns, looked = list[list[str]](), list[None](), Event()
+
+    def subscribe_late(source: SplitConsumer, member: KafkaConsumer, topics: list[str]) -> None:
+        if member is source._main and not looked.is_set():
+            late.append(topics)
+        else:
+            subscribe(source, member, topics)
+
+    def fetch_first(source: SplitConsumer, timeout: float, most: int | None = None) -> Runs:
+        """The first client joins when the app has lived with the side topics for some turns; if the app counts as
+        started by then, not until the test has looked."""
+        turns.extend([None] * (source._side is not None and source._side.joined))
+        if late and len(turns) >= 30 and (looked.is_set() or not consumer_of(app).loop.started.is_set()):
+            subscribe(source, source._main, late.pop())
+        return fetch(source, timeout, most)
+
+    monkeypatch.setattr(SplitConsumer, "_subscribe", subscribe_late)
+    monkeypatch.setattr(SplitConsumer, "fetch", fetch_first)
+    app = scene.app("one", retries=True)
+    with app.running():
+        has = scene.has(app)
+        looked.set()
+        assert has[scene.topic] == 4, "it has what it can be told to seek in"
 
 
 @of_totals
@@ -270,25 +308,25 @@ def test_catching_up_waits_for_side_topics_also_when_their_member_joins_late(
     arena: Arena, group: str, waits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene, idle = Scene(arena, group, {}), 0.5
-    subscribe, joins = Source.subscribe, SimpleQueue[Callable[[], None]]()
+    subscribe, joins = KafkaConsumer.subscribe, SimpleQueue[Callable[[], None]]()
 
-    def late(source: Source, topics: list[str]) -> None:
+    def late(source: KafkaConsumer, topics: list[str]) -> None:
         if scene.topic in topics:
             subscribe(source, topics)
         else:
             joins.put(lambda: subscribe(source, topics))
 
-    monkeypatch.setattr(Source, "subscribe", late)
+    monkeypatch.setattr(KafkaConsumer, "subscribe", late)
     if not waits:
-        monkeypatch.setattr(split_source.SplitSource, "joined", property(lambda split: split._main.joined))
+        monkeypatch.setattr(split_source.SplitConsumer, "joined", property(lambda split: split._main.joined))
     arena.produce(scene.topic, ["first"], 0)
     arena.produce(scene.redrive, ["second"], 0)
     app = scene.app("one")
 
     def join_when_the_other_is_idle() -> None:
-        engines = eventually(lambda: app._supervisor is not None and app._supervisor.engines, what="it runs")
-        assert engines
-        loop = engines[0].loop
+        consumers = eventually(lambda: app._supervisor is not None and app._supervisor.consumers, what="it runs")
+        assert consumers
+        loop = consumers[0].loop
         eventually(lambda: scene.values() and time.monotonic() - loop._last_record > 3 * idle, what="it is idle")
         loop.request(joins.get(timeout=45))
 

@@ -8,11 +8,11 @@ import threading
 import psycopg
 import pytest
 
-from kconsume.spark.postgres_rows import RangeTable
-from kconsume.spark.ranged_files import Sink, Source
+from kconsume.spark._sink.postgres_copy import RangeTable
+from kconsume.spark._sink.ranged_files import RangeSource, SinkId
 
-CLICKS = Source("clicks", 3, "Xb3k")
-ETL, OTHER, NAMED = Sink("etl"), Sink("other"), Sink("etl", "odd")
+CLICKS = RangeSource("clicks", 3, "Xb3k")
+ETL, OTHER, NAMED = SinkId("etl"), SinkId("other"), SinkId("etl", "odd")
 
 # As the version before has it.
 MAKE = """create table kconsume_sink_ranges (
@@ -28,7 +28,7 @@ def seen(database: psycopg.Connection) -> psycopg.Connection:
     return database
 
 
-def write(url: str, sink: Sink, first: int, last: int) -> None:
+def write(url: str, sink: SinkId, first: int, last: int) -> None:
     """What a process that has just started does with a batch."""
     with RangeTable(url, "seen").transaction(CLICKS, sink, last) as (connection, end):
         insert(connection, sink.group + sink.name, max(first, end), last)
@@ -81,11 +81,11 @@ def test_sinks_that_begin_at_the_same_time_share_no_row(seen: psycopg.Connection
     seen.execute("delete from kconsume_sink_owners; delete from kconsume_sink_ranges; delete from seen")
     together = threading.Barrier(4)
 
-    def begin(sink: Sink) -> None:
+    def begin(sink: SinkId) -> None:
         together.wait(20)
         write(postgres_url, sink, 0, 4)
 
-    threads = [threading.Thread(target=begin, args=(Sink(f"group-{n}"),)) for n in range(4)]
+    threads = [threading.Thread(target=begin, args=(SinkId(f"group-{n}"),)) for n in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -102,7 +102,7 @@ def test_rows_of_the_version_before_are_gone_on_with_by_old_and_new_processes_si
     write_as_before(seen, 0, 4)
     with caplog.at_level(logging.WARNING):
         write(postgres_url, ETL, 0, 6)  # of a partition that came over before its offset had passed
-    assert "sink goes on behind the ranges that an earlier version of kconsume wrote table=seen" in caplog.text
+    assert "earlier ranges taken over table=seen" in caplog.text
     write_as_before(seen, 5, 9)  # and went back
     write(postgres_url, ETL, 8, 11)
     write(postgres_url, OTHER, 0, 11)
@@ -112,7 +112,7 @@ def test_rows_of_the_version_before_are_gone_on_with_by_old_and_new_processes_si
 def test_a_batch_that_fails_leaves_the_range_where_it_was(seen: psycopg.Connection, postgres_url: str) -> None:
     ranges = RangeTable(postgres_url, "seen")
 
-    def fail(sink: Sink) -> None:
+    def fail(sink: SinkId) -> None:
         with ranges.transaction(CLICKS, sink, 9) as (connection, _):
             insert(connection, sink.group, 0, 9)
             raise ConnectionError

@@ -11,13 +11,13 @@ import pytest
 
 from kconsume import Batch, BatchError, DeadLetter, Record, Retry
 from kconsume.backends import PostgresStore
-from kconsume.backends.abc import Position
+from kconsume.backends.base import Position
 from kconsume.failures.policy import OnError, Policy, Retries
 from kconsume.records import Partition
-from kconsume.spark.batch import StreamBatch
-from kconsume.spark.calls import Handler, read_call
-from kconsume.spark.ranges import OffsetRange
-from kconsume.spark.tasks import Status, Task
+from kconsume.spark._batch.handler_call import Handler, read_call
+from kconsume.spark._batch.ranges import OffsetRange
+from kconsume.spark._batch.stream_batch import StreamBatch
+from kconsume.spark._batch.task import RangeStatus, Task
 
 ORDERS = Partition("orders", 1)
 RANGE = OffsetRange(ORDERS, 100, 110)
@@ -47,9 +47,9 @@ def load(batches: Iterator[pa.RecordBatch], tx: psycopg.Connection) -> None:
         insert(tx, batch)
 
 
-def status(task: Task, *batches: pa.RecordBatch) -> Status | None:
+def status(task: Task, *batches: pa.RecordBatch) -> RangeStatus | None:
     said = [row for answer in task(iter(batches)) for row in answer.to_pylist()]
-    return Status(**said[0]) if said else None
+    return RangeStatus(**said[0]) if said else None
 
 
 @pytest.fixture
@@ -63,11 +63,11 @@ def store(postgres_url: str, database: psycopg.Connection) -> Iterator[PostgresS
 
 @pytest.fixture
 def make(store: PostgresStore) -> Iterator[Make]:
-    from kconsume.spark import tasks
+    from kconsume.spark._batch import task as tasks
 
     def make(handler: Handler = load, on_error: OnError = "stop", retry: Retries | None = None, epoch: int = 1) -> Task:
         return Task(
-            address=store._at,
+            address=store.database.address,
             group="shop",
             call=read_call(handler, (psycopg.Connection,), store.address),
             policy=Policy(on_error, retry),
@@ -96,7 +96,7 @@ WHOLE = [str(offset) for offset in range(100, 110)]
 
 
 def test_rows_and_range_commit_together(make: Make, store: PostgresStore, database: psycopg.Connection) -> None:
-    assert status(make(), rows(100, 104), rows(104, 110)) == Status("orders", 1, "applied", 10, 0, "")
+    assert status(make(), rows(100, 104), rows(104, 110)) == RangeStatus("orders", 1, "applied", 10, 0, "")
     assert (seen(database), at(store)) == (WHOLE, 110)
 
 
@@ -150,7 +150,7 @@ def test_of_twins_one_applies_and_the_other_skips(make: Make, database: psycopg.
 
 def test_control_without_the_range_twins_double_their_rows(store: PostgresStore, database: psycopg.Connection) -> None:
     for _ in range(2):
-        with psycopg.connect(store._at.conninfo) as tx:
+        with psycopg.connect(store.database.address.conninfo) as tx:
             load(iter([rows()]), tx)
     assert len(seen(database)) == 20
 

@@ -17,9 +17,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from kconsume import App
+from kconsume._embedded.controls import KafkaControls
 from kconsume.backends import Position, PostgresStore
-from kconsume.backends.claiming import granted
-from kconsume.backends.postgres_sqlalchemy import _Held
+from kconsume.backends.claim import granted
+from kconsume.backends.postgres.sqlalchemy.engine_transaction import EngineTransaction
 from kconsume.errors import (
     ConfigurationError,
     Conflict,
@@ -31,7 +32,6 @@ from kconsume.errors import (
 from kconsume.records import Partition
 from kconsume.testing import afeed, feed
 from kconsume.testing.conformance import Subject, TransactionalSuite, awaited
-from kconsume.testing.embedded import KafkaControls
 from tests.contract.forms import only_transactions
 from tests.fix_arena import QUICK, Arena
 from tests.fix_kafka import unique
@@ -371,7 +371,7 @@ class TestAMisuse:
         self, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The negative control: without the look at the end, a handler that swallowed the refusal passes."""
-        monkeypatch.setattr(_Held, "_check", lambda _: None)
+        monkeypatch.setattr(EngineTransaction, "_check", lambda _: None)
         with session_of(store, claimed(store)) as session, suppress(TransactionMisused):
             session.commit()
         assert stored(store) == 1
@@ -503,6 +503,14 @@ class TestAnError:
             elsewhere = psycopg.errors.DiskFull("elsewhere")
             assert tx.fault(elsewhere) is None
 
+    def test_the_engines_overflow_counts_for_what_runs_in_parallel(self, url: str) -> None:
+        """The overflow is private to SQLAlchemy's pool: this fails if it is gone."""
+        wide = create_engine(url, pool_size=3, max_overflow=2)
+        store = PostgresStore(engine=wide)
+        assert store.parallel == 5
+        store.close()
+        wide.dispose()
+
     def test_of_a_pool_that_is_too_small_is_the_stores(self, url: str) -> None:
         tight = create_engine(url, pool_size=1, max_overflow=0, pool_timeout=0.1)
         store = PostgresStore(engine=tight)
@@ -605,7 +613,7 @@ class TestAnEngine:
             async def handle(value: str, session: AsyncSession) -> None: ...
 
     def test_that_nobody_uses_costs_no_import(self) -> None:
-        look = "import sys, kconsume.backends.postgres; assert 'sqlalchemy' not in sys.modules"
+        look = "import sys, kconsume.backends.postgres.store; assert 'sqlalchemy' not in sys.modules"
         subprocess.run([sys.executable, "-c", look], check=True)
 
     def test_without_sqlalchemy_names_the_extra(self) -> None:
@@ -625,18 +633,18 @@ class TestAnEngine:
 
 class TestATrial:
     def test_of_a_session_leaves_nothing(self, store: PostgresStore, database: psycopg.Connection) -> None:
-        with store.rehearsal() as rehearsal:
-            session = cast(Session, rehearsal.connection)
+        with store.dry_run() as dry_run:
+            session = cast(Session, dry_run.connection)
             session.add(Seen(value="a"))
             assert session.scalars(select(Seen.value)).all() == ["a"]
         assert values(database) == []
-        with pytest.raises(IntegrityError), store.rehearsal() as rehearsal:
-            cast(Session, rehearsal.connection).add(Promised(value="nobody knows"))
+        with pytest.raises(IntegrityError), store.dry_run() as dry_run:
+            cast(Session, dry_run.connection).add(Promised(value="nobody knows"))
 
     def test_of_an_async_session_leaves_nothing(self, async_store: PostgresStore, database: psycopg.Connection) -> None:
         async def run() -> None:
-            async with async_store.async_rehearsal() as rehearsal:
-                session = cast(AsyncSession, rehearsal.connection)
+            async with async_store.async_dry_run() as dry_run:
+                session = cast(AsyncSession, dry_run.connection)
                 session.add(Seen(value="a"))
                 assert (await session.scalars(select(Seen.value))).all() == ["a"]
 

@@ -22,7 +22,9 @@ from typing import Any
 
 import pytest
 
-from kconsume.backends import Position, SqliteStore, open_store, sqlite_door, sqlite_place
+from kconsume.backends import Position, SqliteStore, open_store
+from kconsume.backends.sqlite import connection as sqlite_connection
+from kconsume.backends.sqlite import location
 from kconsume.errors import ConfigurationError, Fenced, StoreError, StoreUnavailable
 from tests.contract.sqlite_child import GROUP, ORDERS
 from tests.contract.test_sqlite_store import Table, claim_orders, open_in, opened, table_in
@@ -113,27 +115,27 @@ class TestOnTheWayInAndOut:
 def failing(monkeypatch: pytest.MonkeyPatch, statement: str, error: BaseException) -> None:
     """SQLite's own faults of this kind need a broken disk: here the statement that begins so raises one."""
 
-    class Faulty(sqlite_door.LentConnection):
+    class Faulty(sqlite_connection.LentSqliteConnection):
         def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
             if sql.startswith(statement):
                 raise error
             return super().execute(sql, *values)
 
-    def wake(self: Any) -> None:
-        self._is_resting = False
+    def activate(self: Any) -> None:
+        self._is_idle = False
         self.__class__ = Faulty
 
-    monkeypatch.setattr(sqlite_door.LentConnection, "wake", wake)
+    monkeypatch.setattr(sqlite_connection.LentSqliteConnection, "activate", activate)
 
 
 def enforce_foreign_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_up = sqlite_door.Door._set_up
+    set_up = sqlite_connection.SqliteConnection._set_up
 
-    def enforcing(self: sqlite_door.Door) -> None:
+    def enforcing(self: sqlite_connection.SqliteConnection) -> None:
         self.connection.execute("pragma foreign_keys = on")
         set_up(self)
 
-    monkeypatch.setattr(sqlite_door.Door, "_set_up", enforcing)
+    monkeypatch.setattr(sqlite_connection.SqliteConnection, "_set_up", enforcing)
 
 
 # In a process of its own: the limit is the process's, and stands for a disk of which the last block is taken.
@@ -214,7 +216,7 @@ class TestTheTurnstile:
         elif lacks == "a thread":
             monkeypatch.setattr(threading.Thread, "start", exhausted)
         else:
-            monkeypatch.setattr(sqlite_door, "_take_turn", lockless_turn)
+            monkeypatch.setattr(sqlite_connection, "_take_turn", lockless_turn)
         with pytest.raises(StoreUnavailable, match=r"cannot be waited at.*ulimit") as refused:
             handle(table)
         assert refused.value.__cause__ is not None
@@ -233,7 +235,7 @@ class TestTheTurnstile:
                 table.store.close()
                 table.store.groups()
             except StoreError as error:
-                code = 0 if "of which this one is a fork" in str(error) and "by spawn" in str(error) else 2
+                code = 0 if "this process is a fork of that one" in str(error) and "by spawn" in str(error) else 2
             finally:
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -278,12 +280,12 @@ class TestPlaces:
     def test_where_there_is_no_table_of_mounts_nothing_is_refused(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(sqlite_place, "MOUNTS", tmp_path / "missing")
+        monkeypatch.setattr(location, "MOUNTS", tmp_path / "missing")
         assert SqliteStore(tmp_path / "shop.db").groups() == []
 
     @pytest.mark.parametrize("url", ["sqlite:///shop.db?timeout=5", "sqlite:////tmp/shop.db#here"])
     def test_settings_in_the_address_are_refused_and_not_taken_for_the_name(self, url: str) -> None:
-        with pytest.raises(ConfigurationError, match=r"SQLite has no settings here: write sqlite:///file\.db"):
+        with pytest.raises(ConfigurationError, match=r"a SQLite address has no settings: write sqlite:///file\.db"):
             open_store(url)
 
     @pytest.mark.parametrize("path", [5, None, b"shop.db", "shop\0.db"])
@@ -348,7 +350,7 @@ def mounted(monkeypatch: pytest.MonkeyPatch, folder: Path, mounts: dict[str, str
         for number, (point, kind) in enumerate(mounts.items(), 20)
     ]
     (folder / "mountinfo").write_text("\n".join(lines))
-    monkeypatch.setattr(sqlite_place, "MOUNTS", folder / "mountinfo")
+    monkeypatch.setattr(location, "MOUNTS", folder / "mountinfo")
 
 
 @pytest.mark.parametrize("jump", [timedelta(days=40_000), timedelta(days=-15_000)])

@@ -26,9 +26,11 @@ from unittest.mock import ANY
 
 import pytest
 
-from kconsume.backends import OffsetStore, Position, SqliteStore, sqlite_door, sqlite_schema
-from kconsume.backends import sqlite as implementation
-from kconsume.backends.claiming import granted
+from kconsume.backends import OffsetStore, Position, SqliteStore
+from kconsume.backends.claim import granted
+from kconsume.backends.sqlite import connection as sqlite_connection
+from kconsume.backends.sqlite import schema as sqlite_schema
+from kconsume.backends.sqlite import transaction
 from kconsume.cli.schema import migrated, shown
 from kconsume.errors import Fenced, StoreError, StoreUnavailable, TransactionMisused
 from kconsume.records import Partition
@@ -259,14 +261,14 @@ class TestTheHandlersTransaction:
 
 class TestTheHandlersTransactionControls:
     def test_control_an_advance_without_the_epoch(self, table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-        switch_off(monkeypatch, "_ADVANCE", "and epoch = ?", "and ? is not null")
+        switch_off(monkeypatch, "ADVANCE", "and epoch = ?", "and ? is not null")
         fails(TestTheHandlersTransaction().test_the_advance_of_a_zombie_undoes_all, table)
 
     @pytest.mark.parametrize("name", ["COMMIT", "commit()", "ROLLBACK", "with connection", "executescript"])
     def test_control_without_the_authorizer_a_handler_ends_the_transaction(
         self, table: Table, monkeypatch: pytest.MonkeyPatch, name: str
     ) -> None:
-        monkeypatch.setattr(sqlite_door.LentConnection, "_authorize", lambda *_: sqlite3.SQLITE_OK)
+        monkeypatch.setattr(sqlite_connection.LentSqliteConnection, "_authorize", lambda *_: sqlite3.SQLITE_OK)
         table.store.close()
         fails(
             expecting_ours, TestTheHandlersTransaction().test_a_handler_cannot_end_the_transaction, table, MISUSES[name]
@@ -278,7 +280,7 @@ class TestTheHandlersTransactionControls:
         def unasking(tx: Any, old: int, new: int, leader_epoch: int | None = None) -> None:
             tx.connection.execute("update kconsume_offsets set next_offset = ?", (new,))
 
-        monkeypatch.setattr(implementation.SqliteTx, "advance", unasking)
+        monkeypatch.setattr(transaction.SqliteTx, "advance", unasking)
         fails(expecting_ours, TestTheHandlersTransaction().test_a_statement_that_rolls_back_by_itself_is_noticed, table)
 
     def test_control_effects_outside_the_transaction_stay(
@@ -407,24 +409,24 @@ class TestAfterItsEnd:
 
     def test_a_statement_that_was_not_broken_off_in_time_ends_all_the_same(self, table: Table) -> None:
         """It began a moment after `sever` had interrupted what there was: here nothing interrupts it at all."""
-        door, begun = sqlite_door.Door(table.store.path), threading.Event()
-        door.connection.set_trace_callback(lambda _: begun.set())
+        opened_connection, begun = sqlite_connection.SqliteConnection(table.store.path), threading.Event()
+        opened_connection.connection.set_trace_callback(lambda _: begun.set())
         for_ever = "with recursive n(i) as (select 1 union all select i + 1 from n) select count(*) from n"
         with ThreadPoolExecutor(1) as handler:
-            running = handler.submit(door.connection.execute, for_ever)
+            running = handler.submit(opened_connection.connection.execute, for_ever)
             try:
                 assert begun.wait(20)
-                door.connection.rest()
+                opened_connection.connection.deactivate()
                 assert isinstance(running.exception(20), sqlite3.OperationalError)
             finally:
-                door.connection.interrupt()
-        door.connection.wake()
-        door.close()
+                opened_connection.connection.interrupt()
+        opened_connection.connection.activate()
+        opened_connection.close()
 
     def test_control_a_connection_that_is_not_put_to_rest_writes(
         self, table: Table, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(sqlite_door.LentConnection, "rest", lambda _: None)
+        monkeypatch.setattr(sqlite_connection.LentSqliteConnection, "deactivate", lambda _: None)
         fails(self.test_a_cursor_that_was_kept_does_not_write, table)
 
 
@@ -441,7 +443,7 @@ class TestPins:
     ) -> None:
         switch_off(
             monkeypatch,
-            "_PIN",
+            "PIN",
             "on conflict do nothing",
             "on conflict do update set next_offset = excluded.next_offset",
         )
@@ -530,7 +532,9 @@ class TestSqlite:
         gets_in(table, turnstile="on", within=20.0)
 
     def test_control_without_the_turnstile_it_starves(self, table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sqlite_door.Door, "turnstile", sqlite_door.Door.turnstile)  # put back afterwards
+        monkeypatch.setattr(
+            sqlite_connection.SqliteConnection, "turnstile", sqlite_connection.SqliteConnection.turnstile
+        )  # put back afterwards
         switch_turnstile_off()
         fails(gets_in, table, "off", 3.0)
 
@@ -688,7 +692,7 @@ class TestAnOlderVersion:
             position = granted(store.claim(GROUP, [ORDERS], "me", lambda _: {}))[ORDERS]
             assert (position.next_offset, position.epoch, position.topic_id) == (7, 4, "an id")
             with store.transaction(GROUP, ORDERS, 4) as tx:
-                assert tx.take_in(["an origin"]) == {"an origin"}
+                assert tx.record_origins(["an origin"]) == {"an origin"}
                 tx.advance(7, 8)
             store.delete(GROUP)
             assert claim_orders(store) == 42, "an epoch that the older version has retired was given out again"
@@ -699,7 +703,7 @@ class TestAnOlderVersion:
         assert store.trouble() is None
         tables = shown(store)
         assert (tables.version, tables.wanted, tables.changed) == (1, 2, False)
-        assert "whoever opens it first makes version 2" in tables.said
+        assert "the first process that opens it makes version 2" in tables.said
         assert contents(path) == before
 
     def test_the_command_migrates_it_and_has_nothing_left_to_do(self, path: Path) -> None:

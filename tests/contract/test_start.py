@@ -16,10 +16,12 @@ from confluent_kafka import Consumer
 from fastapi import FastAPI
 
 from kconsume import App
+from kconsume._config.client_settings import ClientValue
+from kconsume._runtime.assignment.topic_checks import TopicChecks
 from kconsume.backends import MemoryStore
 from kconsume.errors import ConfigurationError, StartTimeout, StoreUnavailable, TopicNotFound
-from kconsume.settings import ClientValue
 from tests.fix_arena import Arena
+from tests.liveness import assert_app_lives
 from tests.waiting import eventually
 
 Kafka = Mapping[str, ClientValue]
@@ -75,7 +77,7 @@ def member(arena: Arena, group: str, topic: str, store: MemoryStore, kafka: Kafk
 
 def holds(app: App) -> int:
     assert app._supervisor is not None
-    return sum(len(engine.tenancy.holdings) for engine in app._supervisor.engines)
+    return sum(len(consumer.assignment.partitions) for consumer in app._supervisor.consumers)
 
 
 @contextmanager
@@ -105,8 +107,8 @@ def test_a_rebalance_whose_claim_failed_went_well_only_if_the_claim_has_succeede
         assert app.rebalances() == (), "not over before it flows"
         store.away = not comes_back
         eventually(lambda: not comes_back or app.rebalances(), what="the claim")
-    first = next(line for line in caplog.messages if line.startswith("rebalance reason=joined"))
-    assert first.endswith("success=yes" if comes_back else "success=no")
+    first = next(line for line in caplog.messages if line.startswith("rebalance ended reason=joined"))
+    assert first.endswith("success=True" if comes_back else "success=False")
 
 
 @pytest.mark.parametrize("startup", [None, 0.0], ids=["waits", "with startup=0 it does not"])
@@ -193,6 +195,33 @@ def test_what_is_wrong_before_the_block_is_raised_without_waiting(arena: Arena, 
     assert app._supervisor is None
 
 
+def test_a_topic_that_the_client_does_not_find_at_first_is_looked_for_before_that_ends_the_app(
+    arena: Arena, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that has just been made is not known to every broker."""
+    survey, asked, go, topic = TopicChecks.survey, threading.Event(), threading.Event(), arena.topic(1)
+
+    def slow(checks: TopicChecks, *what: Any) -> None:
+        asked.set()
+        assert go.wait(60)
+        survey(checks, *what)
+
+    monkeypatch.setattr(TopicChecks, "survey", slow)
+    store = MemoryStore()
+    app = member(arena, group, topic, store, {}, startup=0)
+    with app.running():
+        (consumer,) = app._supervisor.consumers  # type: ignore[union-attr]
+        eventually(asked.is_set, what="the survey is on its way")
+        looked = threading.Event()
+        fault = {topic: TopicNotFound("an answer of another broker")}
+        consumer.loop.request(lambda: consumer.kafka_consumer._main._fetched.topic_faults.update(fault))
+        consumer.loop.request(lambda: consumer.loop.request(lambda: consumer.loop.request(looked.set)))
+        eventually(lambda: looked.is_set() or consumer.loop.failure, what="the loop has looked at it")
+        assert consumer.loop.failure is None
+        go.set()
+        assert_app_lives(app, bootstrap=arena.bootstrap, topic=topic, group=group, offsets=store, partitions=1)
+
+
 @pytest.mark.parametrize("arena", ["real"], indirect=True)
 def test_a_group_that_gives_no_assignment_is_named(arena: Arena, group: str) -> None:
     topic = arena.topic(1)
@@ -242,7 +271,7 @@ def test_a_startup_that_is_no_time_is_refused(startup: float) -> None:
 def test_by_default_it_waits_longer_than_the_group_waits_for_a_member_that_was_killed(
     settings: dict[str, object], seconds: float
 ) -> None:
-    assert App("127.0.0.1:1", group="shop", **settings)._startup == seconds  # type: ignore[arg-type]
+    assert App("127.0.0.1:1", group="shop", **settings).declared.settings.startup_seconds == seconds  # type: ignore[arg-type]
 
 
 def test_the_pieces_of_the_page_about_running_run(arena: Arena, group: str) -> None:

@@ -16,10 +16,10 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from kconsume import App
+from kconsume._kafka.consumer import KafkaConsumer
+from kconsume._kafka.join_errors import REFUSALS
 from kconsume.errors import ClientFailed, GroupRefused
-from kconsume.runtime.refusals import REFUSALS
-from kconsume.runtime.source import Source
-from kconsume.testing.services.kafka_local import LocalKafka
+from kconsume.testing.services import LocalKafka
 from tests.fix_arena import PROTOCOLS, Arena
 from tests.waiting import eventually
 
@@ -74,13 +74,13 @@ def test_brokers_without_kip_848_end_the_app_with_the_setting_to_leave_out(
     arena: Arena, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app, seen = service(arena, group, "consumer")
-    closed, close = list[bool](), Source.close
+    closed, close = list[bool](), KafkaConsumer.close
 
-    def closing(source: Source, patience: float) -> None:
+    def closing(source: KafkaConsumer, patience: float) -> None:
         close(source, patience)
         closed.append(not source._open)
 
-    monkeypatch.setattr(Source, "close", closing)
+    monkeypatch.setattr(KafkaConsumer, "close", closing)
     with pytest.raises(ClientFailed, match=r"leave group\.protocol='consumer' out") as failed:
         app.catch_up(idle=0.2)
     assert (failed.value.exit_code, seen) == (1, [])
@@ -94,7 +94,9 @@ def test_a_group_that_is_full_ends_the_newcomer_alone(
     monkeypatch.setitem(REFUSALS, full, REFUSALS[full]._replace(patience=0.0))
     (there, seen), (newcomer, none) = service(arena, group), service(arena, group)
     with there.running():
-        with pytest.raises(GroupRefused, match=r"of 1 members takes no more members: .* raise group.max.size") as ended:
+        with pytest.raises(
+            GroupRefused, match=r"of 1 members accepts no more members: .* raise group.max.size"
+        ) as ended:
             newcomer.catch_up(idle=0.2)
         eventually(lambda: seen == ["1"], what="the member goes on")
     assert (ended.value.exit_code, none) == (1, [])

@@ -6,7 +6,8 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import Callable
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import psycopg
 import pytest
@@ -16,10 +17,11 @@ from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.orm import Session
 
 from kconsume import App, Batching, ConfigurationError, DeadLetter, Record, Retry
+from kconsume._embedded.controls import KafkaControls
 from kconsume.backends import PostgresStore
-from kconsume.backends.postgres_tx import PostgresTx
+from kconsume.backends.capabilities import Capabilities
+from kconsume.backends.postgres.transaction import PostgresTx
 from kconsume.errors import HandlerTimeout, TransactionMisused
-from kconsume.testing.embedded import KafkaControls
 from tests.contract.queue_store import Queue, QueueStore
 from tests.contract.test_output import texts
 from tests.fix_arena import Arena
@@ -225,10 +227,12 @@ def test_on_redis_what_it_queued_is_dropped_and_a_late_command_is_refused(
 
 def test_a_store_that_cannot_take_its_transaction_away_is_refused_with_a_timeout() -> None:
     class Keeps(QueueStore):
-        severs: ClassVar[bool] = False
+        @property
+        def capabilities(self) -> Capabilities:
+            return replace(super().capabilities, severs=False)
 
     app = App("localhost:9092", group="shop", offsets=Keeps())
-    with pytest.raises(ConfigurationError, match="cannot be taken away from a thread that hangs"):
+    with pytest.raises(ConfigurationError, match="cannot be withdrawn from a thread that hangs"):
 
         @app.consume("orders", timeout=1.0)
         def handle(value: bytes, tx: Queue) -> None: ...
@@ -329,4 +333,4 @@ def test_its_limit_can_come_from_the_environment(broker: Arena, group: str, monk
     @app.consume("orders")
     def handle(value: str) -> None: ...
 
-    assert app.registrations[0].plan().timeout == 2.5
+    assert app.registrations[0].plan().options.timeout == 2.5

@@ -16,14 +16,14 @@ from confluent_kafka import Consumer, KafkaError
 from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 
 from kconsume import App, Partition, Record
+from kconsume._config.client_settings import ClientValue
+from kconsume._config.options import StartPolicy
+from kconsume._runtime import loop
 from kconsume.backends import open_store
 from kconsume.errors import ConfigurationError, GroupRefused
-from kconsume.runtime import loop
-from kconsume.runtime.claims import Begin
-from kconsume.settings import ClientValue
 from kconsume.testing import EmbeddedKafka
-from kconsume.testing.services.kafka_local import LocalKafka
-from tests.contract.test_rebalance import holdings
+from kconsume.testing.services import LocalKafka
+from tests.contract.test_rebalance import owned_partitions
 from tests.fix_arena import PROTOCOLS, Arena
 from tests.fix_kafka import await_partitions, produce, unique
 from tests.liveness import assert_app_lives
@@ -51,7 +51,7 @@ class Members:
         self.offsets = offsets
         self.seen: list[Seen] = []
 
-    def member(self, name: str, *topics: str, pattern: str | None = None, start: Begin = "earliest") -> App:
+    def member(self, name: str, *topics: str, pattern: str | None = None, start: StartPolicy = "earliest") -> App:
         app = self.arena.app(self.group, self.offsets, self.kafka)
 
         @app.consume(*topics, pattern=pattern, start=start)
@@ -69,12 +69,12 @@ class Members:
 
 def has(app: App) -> set[str]:
     """The partitions that a running app has open."""
-    return {str(p) for p, h in holdings(app).items() if h.lane is not None and h.state.value == "open"}
+    return {str(p) for p, h in owned_partitions(app).items() if h.lane is not None and h.state.value == "open"}
 
 
 def saved(app: App) -> int:
     """How many records are committed, of all partitions that it has, each read from its first."""
-    return sum(h.stored or 0 for h in holdings(app).values())
+    return sum(h.stored or 0 for h in owned_partitions(app).values())
 
 
 def every(topic: str, partitions: int) -> set[str]:
@@ -396,12 +396,12 @@ def test_partitions_that_a_person_chose_are_refused_in_a_group_that_has_members_
 
     with app.running():
         eventually(lambda: has(app) == every(topic, 2), what="joined")
-        epochs = {p: h.epoch for p, h in holdings(app).items()}
+        epochs = {p: h.epoch for p, h in owned_partitions(app).items()}
         with pytest.raises(ConfigurationError, match=f"group '{group}' has members .*give this handler a group="):
             alone.catch_up(idle=0.2)
         arena.fill(topic, 5, partitions=2)
         eventually(lambda: len(members.seen) == 10, what="the member goes on")
-        assert {p: h.epoch for p, h in holdings(app).items()} == epochs, "nobody claimed what is its own"
+        assert {p: h.epoch for p, h in owned_partitions(app).items()} == epochs, "nobody claimed what is its own"
     assert alone.catch_up(idle=0.2).handled == 0, "when the members have left, it may"
 
 

@@ -12,12 +12,12 @@ import pytest
 import redis
 
 from kconsume import App, ConfigurationError, Partition
+from kconsume._kafka.admin import Cluster
+from kconsume._kafka.commit_metadata import name_of
+from kconsume._runtime.assignment import held_watch, store_check
+from kconsume._runtime.assignment.store_identity import StoreVerdict
 from kconsume.backends import OffsetStore, open_store
-from kconsume.backends.commit_note import name_of
-from kconsume.cluster import Cluster
 from kconsume.errors import RowLost
-from kconsume.runtime import claims, tenancy
-from kconsume.runtime.same_store import Verdict
 from tests.fix_arena import Arena
 from tests.fix_kafka import unique
 from tests.waiting import eventually
@@ -91,7 +91,7 @@ def test_control_without_the_look_the_second_begins_again(
 
 def off(monkeypatch: pytest.MonkeyPatch) -> None:
     """The store's name is not compared with what the group shows."""
-    monkeypatch.setattr(claims, "source_in", lambda _: None)
+    monkeypatch.setattr(store_check, "source_in", lambda _: None)
 
 
 def latest(arena: Arena, group: str, topic: str, offsets: str) -> list[str]:
@@ -197,7 +197,7 @@ def lose_rows(url: str) -> None:
 def test_a_row_that_is_gone_holds_its_partition_alone_until_somebody_chooses(
     real: Arena, group: str, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tenancy, "LOOK_EVERY", 0.1)
+    monkeypatch.setattr(held_watch, "LOOK_EVERY", 0.1)
     topic = real.topic(2)
     written = real.fill(topic, 3, partitions=2)
     app, seen = deployment(real, group, topic, sqlite_url)
@@ -219,8 +219,8 @@ def test_a_row_that_is_gone_holds_its_partition_alone_until_somebody_chooses(
 
 def held(app: App) -> dict[Partition, str]:
     supervisor = app._supervisor
-    engines = supervisor.engines if supervisor is not None else ()
-    return {p: trouble.code for engine in engines for p, trouble in engine.loop.snapshot.held.items()}
+    consumers = supervisor.consumers if supervisor is not None else ()
+    return {p: trouble.code for consumer in consumers for p, trouble in consumer.loop.snapshot.held.items()}
 
 
 @pytest.mark.dense
@@ -252,7 +252,7 @@ def test_a_standby_that_lacked_the_last_commits_is_gone_on_with(
             database.execute("update kconsume_offsets set next_offset = 1")
     with caplog.at_level("WARNING", logger="kconsume"):
         assert latest(real, group, topic, url) == ["2", *THE_REST]
-    assert f"{topic}/0@1 (committed 2)" in caplog.text
+    assert f"stored={topic}/0@1 committed={topic}/0@2" in caplog.text
 
 
 @pytest.mark.dense
@@ -266,7 +266,7 @@ def test_rows_that_were_deleted_after_a_run_begin_where_start_says(
     with caplog.at_level("INFO", logger="kconsume"):
         app.catch_up(idle=0.2)
     assert seen == ["1", "2", *THE_REST]
-    assert f"{topic}/0@0 (committed 2) reason={Verdict.DELETED.value}" in caplog.text
+    assert f'starts_at={topic}/0@0 committed={topic}/0@2 reason="{StoreVerdict.DELETED.value}"' in caplog.text
 
 
 @pytest.mark.dense
@@ -282,7 +282,7 @@ def test_a_restored_backup_of_a_file_is_gone_on_with(
         file.write_bytes(content)
     with caplog.at_level("WARNING", logger="kconsume"):
         assert latest(real, group, topic, here) == THE_REST
-    assert f"{topic}/0@2 (committed 7)" in caplog.text
+    assert f"stored={topic}/0@2 committed={topic}/0@7" in caplog.text
 
 
 @pytest.mark.dense
@@ -361,7 +361,7 @@ def test_offsets_of_a_bare_loop_are_named_where_they_are_not_taken(
         store.reset(group, {Partition(topic, 0): 2})  # which leaves no word beside it, as every other tool
     with caplog.at_level("WARNING", logger="kconsume"):
         assert latest(real, group, topic, postgres_url) == []
-    assert f"{topic}/0@7 (committed 2)" in caplog.text
+    assert f"starts_at={topic}/0@7 committed={topic}/0@2" in caplog.text
 
 
 @pytest.mark.dense

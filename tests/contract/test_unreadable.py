@@ -15,12 +15,12 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from kconsume import App, Batching, Partition
+from kconsume._config.client_settings import RECEIVE_LIMIT, ClientValue
+from kconsume._kafka.client_log import client_log
+from kconsume._runtime.assignment import held_watch
 from kconsume.backends import MemoryStore, OffsetStore, open_store
 from kconsume.errors import UnreadableBatch
-from kconsume.runtime import tenancy
-from kconsume.runtime.client_log import client_log
-from kconsume.settings import RECEIVE_LIMIT, ClientValue
-from kconsume.testing.services.kafka_local import LocalKafka
+from kconsume.testing.services import LocalKafka
 from tests.fix_arena import Arena
 from tests.liveness import assert_app_lives
 from tests.waiting import eventually
@@ -45,8 +45,8 @@ def arena(broker: LocalKafka) -> Iterator[Arena]:
 
 @pytest.fixture(autouse=True)
 def attentive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tenancy, "LOOK_EVERY", 0.1)
-    monkeypatch.setattr(tenancy, "READ_AGAIN_EVERY", 0.5)
+    monkeypatch.setattr(held_watch, "LOOK_EVERY", 0.1)
+    monkeypatch.setattr(held_watch, "READ_AGAIN_EVERY", 0.5)
 
 
 class Log:
@@ -99,8 +99,8 @@ def member(
 
 def held(app: App) -> dict[Partition, str]:
     supervisor = app._supervisor
-    engines = supervisor.engines if supervisor is not None else ()
-    return {p: trouble.code for engine in engines for p, trouble in engine.loop.snapshot.held.items()}
+    consumers = supervisor.consumers if supervisor is not None else ()
+    return {p: trouble.code for consumer in consumers for p, trouble in consumer.loop.snapshot.held.items()}
 
 
 @pytest.mark.dense
@@ -170,7 +170,7 @@ def test_the_end_of_the_log_that_comes_with_it_does_not_pass_it(
     arena: Arena, group: str, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the owner thread is busy, the client fetches the record, those behind it and the end: all come at once."""
-    monkeypatch.setattr(tenancy, "READ_AGAIN_EVERY", 60.0)
+    monkeypatch.setattr(held_watch, "READ_AGAIN_EVERY", 60.0)
     topic, seen, busy, produced = arena.topic(2), list[str](), threading.Event(), threading.Event()
     app = arena.app(group, sqlite_url, {RECEIVE_LIMIT: 10_512, "fetch.max.bytes": 10_000, "message.max.bytes": 10_000})
 

@@ -21,14 +21,15 @@ from kconsume.testing.services import (
     LocalPostgres,
     LocalRedis,
     PostgresService,
-    accounts,
-    postgres_local,
-    postgres_ready,
+    server_account,
 )
-from kconsume.testing.services import redis as redis_services
-from kconsume.testing.services.postgres_local import children_of
+from kconsume.testing.services.postgres import local as postgres_local
+from kconsume.testing.services.postgres import programs
+from kconsume.testing.services.postgres import ready as postgres_ready
+from kconsume.testing.services.postgres.local import children_of
+from kconsume.testing.services.redis import ready as redis_ready
 from tests.chaos.proxy import Cut, CuttingProxy
-from tests.unit.test_plugin import Folder
+from tests.unit.testing.test_plugin import Folder
 from tests.waiting import eventually
 
 _ROOT = str(Path(__file__).parents[2])
@@ -141,18 +142,18 @@ class TestPostgres:
     ) -> None:
         closed = tmp_path / "closed"
         closed.mkdir(mode=0o700)
-        found = postgres_local.find_programs()
-        accounts.copy_for_all(postgres_local.parts_of(found), closed / "site")
-        programs = closed / "site" / found.relative_to(found.parents[2])
-        monkeypatch.setattr(postgres_local, "find_programs", lambda: programs)
+        found = programs.find_programs()
+        server_account.copy_for_all(programs.parts_of(found), closed / "site")
+        copied = closed / "site" / found.relative_to(found.parents[2])
+        monkeypatch.setattr(postgres_local, "find_programs", lambda: copied)
         with LocalPostgres() as server:
             assert ask(server.url, "select 1") == 1
         assert closed.stat().st_mode & 0o777 == 0o700
 
     def test_the_machine_s_own_server_will_do(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(postgres_local, "_of_the_wheel", list)
+        monkeypatch.setattr(programs, "wheel_folders", list)
         try:
-            postgres_local.find_programs()
+            programs.find_programs()
         except ServiceUnavailable:
             pytest.skip("this machine has no PostgreSQL of its own")
         with LocalPostgres() as server:
@@ -166,7 +167,7 @@ class TestRedis:
             for number in range(1000):
                 client.set(f"kept:{number}", number)
         own_redis.kill()
-        assert redis_services.answers(url) is not None
+        assert redis_ready.answers(url) is not None
         own_redis.start()
         with redis.Redis.from_url(url) as client:
             assert client.dbsize() == 1000
@@ -174,9 +175,9 @@ class TestRedis:
 
     def test_a_frozen_server_is_silent_until_it_is_thawed(self, own_redis: LocalRedis) -> None:
         own_redis.freeze()
-        assert redis_services.answers(own_redis.url) is not None
+        assert redis_ready.answers(own_redis.url) is not None
         own_redis.thaw()
-        eventually(lambda: redis_services.answers(own_redis.url) is None, what="an answer after the thaw")
+        eventually(lambda: redis_ready.answers(own_redis.url) is None, what="an answer after the thaw")
 
     def test_an_orderly_stop_ends_a_frozen_server_too_and_keeps_the_data(self, own_redis: LocalRedis) -> None:
         with redis.Redis.from_url(own_redis.url) as client:

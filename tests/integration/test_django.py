@@ -13,7 +13,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from kconsume.testing.embedded import KafkaControls
+from kconsume._embedded.controls import KafkaControls
 from tests.fix_arena import Arena
 
 ROOT = Path(__file__).parents[2]

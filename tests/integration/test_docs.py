@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import logging
 import re
 import sqlite3
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,9 +24,9 @@ from confluent_kafka import Consumer, TopicPartition
 
 import kconsume
 from kconsume import App, BatchError, Partition, backends, rebalance, testing
+from kconsume._config.client_settings import check_overrides
+from kconsume._config.environment import read
 from kconsume.backends import SqliteStore
-from kconsume.environment import read
-from kconsume.settings import check_overrides
 from kconsume.testing import EmbeddedKafka, feed
 from tests.fix_kafka import produce
 from tests.integration.test_programs import SAMPLE, run_pytest
@@ -35,7 +37,7 @@ PAGES = {
     for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("examples/**/*.md")))
 }
 NUMBERS = itertools.count()
-TESTED = ["from-a-loop", "from-faststream", "from-faust", "from-quix", "from-spring-kafka", "sqlite"]
+TESTED = ["fastapi", "from-a-loop", "from-faststream", "from-faust", "from-quix", "from-spring-kafka", "sqlite"]
 """Pages with programs and their tests."""
 
 PROGRAMS_ARE_RUN_BY = {
@@ -53,10 +55,12 @@ PROGRAMS_ARE_RUN_BY = {
 }
 PIECES_ARE_RUN_BY = {
     "README.md": "integration/test_samples.py",
+    "docs/logging.md": "integration/test_docs.py",
     "docs/redis.md": "contract/test_redis_servers.py",
     "docs/spark.md": "spark/test_docs.py",
+    "docs/stores.md": "contract/test_conformance.py",
     **dict.fromkeys(
-        ("docs/embedded.md", "docs/failures.md", "docs/handlers.md", "docs/listeners.md", "docs/sqlalchemy.md"),
+        (f"docs/{name}.md" for name in ("embedded", "failures", "handlers", "listeners", "sqlalchemy", "stores")),
         "integration/test_docs.py",
     ),
     "docs/running.md": "contract/test_start.py",
@@ -283,6 +287,12 @@ def test_the_piece_about_the_embedded_broker_runs() -> None:
     assert isinstance(run(piece, BEFORE["docs/embedded.md"])["app"], App)
 
 
+def test_the_piece_about_capabilities_declares_what_the_store_offers() -> None:
+    (piece,) = pieces("docs/stores.md")
+    store = run(piece)["EtcdStore"]()
+    assert store.capabilities.named is store
+
+
 def test_the_piece_about_tenacity_gives_up_after_a_minute() -> None:
     (piece,) = pieces("docs/failures.md")
     retry = run(piece, BEFORE["docs/failures.md"])["retry"]
@@ -317,7 +327,7 @@ def test_the_variables_for_kubernetes_are_known_and_the_grace_is_above_the_shutd
     names = re.findall(r"name: (KCONSUME_\w+)(?:, value: \"?([^\"}]*)\"?)?", page)
     assert len(names) > 6
     said = read({name: value.strip() or "a-secret" for name, value in names if name != "KCONSUME_OFFSETS"})
-    assert said.unknown([]) == []
+    assert said.unread([]) == []
     check_overrides(said.kafka)
     assert said.shutdown is not None
     (grace,) = re.findall(r"terminationGracePeriodSeconds: (\d+)", page)
@@ -340,4 +350,23 @@ def test_logging_is_as_the_page_shows_it() -> None:
 
 def test_the_store_of_the_sqlite_page_is_the_one_that_is_there() -> None:
     app = run(programs("docs/sqlite.md")["reserve.py"])["app"]
-    assert isinstance(app._store(app.offsets), SqliteStore)
+    assert isinstance(app.declared.store(app.offsets), SqliteStore)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_logging_that_is_set_up_as_on_the_page_shows_events(number: int) -> None:
+    shown = subprocess.run(
+        [sys.executable, "-c", f"{pieces('docs/logging.md')[number]}\n{AN_EVENT}"],
+        capture_output=True, text=True, check=True, timeout=60,
+    ).stderr  # fmt: skip
+    if number:
+        assert json.loads(shown) == {"level": "INFO", "message": "partitions assigned", "partitions": ["orders/3"]}
+    else:
+        assert shown.rstrip().endswith("INFO kconsume.rebalance partitions assigned partitions=orders/3")
+
+
+AN_EVENT = """
+from kconsume._event_log import EventLog
+from kconsume import Partition
+EventLog("rebalance").info("partitions assigned", partitions=[Partition("orders", 3)])
+"""

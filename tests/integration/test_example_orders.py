@@ -73,19 +73,19 @@ def shop(postgres_url: str) -> str:
         for key, (number, what) in enumerate(demand.events(ORDERS)):
             text = "is reserved" if what == "reserved" else "is cancelled"
             cursor.execute("insert into letters values (%s, %s, %s)", (str(key), number, text))
-            cursor.execute("update orders set told = told + 1 where number = %s", (number,))
+            cursor.execute("update orders set answers = answers + 1 where number = %s", (number,))
     return postgres_url
 
 
 WRONG = {
-    "an order is lost": ("orders taken", "delete from orders where number = 1 and told = 1"),
+    "an order is lost": ("orders accepted", "delete from orders where number = 1 and answers = 1"),
     "a reservation is lost": ("lines in the ledger", "delete from ledger where number = 1"),
     "a reservation is made twice": ("lines in the ledger", "insert into ledger select * from ledger where number = 1"),
     "pieces are reserved twice": ("pieces reserved", "update stock set reserved = reserved + 1 where sku = 'cup'"),
     "pieces went the wrong way": ("pieces reserved", "update stock set reserved = -1 where sku = 'cup'"),
-    "a dead letter is lost": ("orders that nobody can fill", "truncate unfilled"),
-    "a dead letter is there twice": ("orders that nobody can fill", "insert into unfilled table unfilled"),
-    "an answer is noted twice": ("orders told", "update orders set told = 2 where number = 1"),
+    "a dead letter is lost": ("orders for unknown articles", "truncate unfilled"),
+    "a dead letter is there twice": ("orders for unknown articles", "insert into unfilled table unfilled"),
+    "an answer is noted twice": ("answers recorded", "update orders set answers = 2 where number = 1"),
     "a letter is lost": ("letters", "delete from letters where key = '5'"),
     "two letters for one event": ("letters", "insert into letters select key || '!', number, text from letters"),
     "an event is not sent": ("events not sent yet", "insert into kconsume_outbox values (1)"),

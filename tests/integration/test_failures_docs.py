@@ -18,10 +18,10 @@ from confluent_kafka import Consumer, TopicPartition
 from tenacity import stop_never
 
 from kconsume import App, BatchError, ConfigurationError, DeadLetter, Record, Retry, RetryTopics
-from kconsume.failures.letters import letter_of
+from kconsume._embedded.controls import KafkaControls
+from kconsume._embedded.named_broker import attach
+from kconsume.failures.letter_headers import letter_of
 from kconsume.testing import EmbeddedKafka, feed
-from kconsume.testing.broker import attach
-from kconsume.testing.embedded import KafkaControls
 from tests.fix_kafka import produce, unique
 from tests.integration.test_programs import SAMPLE, run_pytest, running, send
 from tests.unit.fakes import FakeMessage
@@ -193,7 +193,8 @@ def test_a_parcel_whose_street_is_unknown_is_routed_once_it_is_told_of_and_other
     assert look("select * from routed") == [(1, "north"), (3, "north"), (2, "south")]
     said = (here / "err.txt").read_text()
     assert (
-        "later by=parcels.routing.retry.1 record=parcels/0@1 cause=LookupError: nobody has told us of New Road" in said
+        'retry later to=parcels.routing.retry.1 record=parcels/0@1 cause="LookupError: no depot for street New Road"'
+        in said
     )
 
 
@@ -276,7 +277,7 @@ def column(title: str) -> list[str]:
 
 def test_the_headers_on_the_page_are_those_that_are_added() -> None:
     letter = letter_of(FakeMessage(b"v"), LookupError("no"), group="g", scope="g:T", attempts=1, reset_epoch=3)
-    assert column("header") == [name for name, _ in letter.marks]
+    assert column("header") == [name for name, _ in letter.added_headers]
 
 
 def test_the_columns_on_the_page_are_those_of_the_table_with_sqlite(tmp_path: Path) -> None:

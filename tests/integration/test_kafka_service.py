@@ -14,11 +14,12 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kconsume.errors import ServiceUnavailable
-from kconsume.testing.services import KafkaService, LocalKafka, kafka_settings
-from kconsume.testing.services.class_archive import archive_of, make_archive
-from kconsume.testing.services.jars import kafka_jars
+from kconsume.testing.services import KafkaService, LocalKafka
 from kconsume.testing.services.java import find_java
-from kconsume.testing.services.kafka_ready import is_ready
+from kconsume.testing.services.kafka import settings
+from kconsume.testing.services.kafka.jars import kafka_jars
+from kconsume.testing.services.kafka.jvm_class_cache import archive_of, make_archive
+from kconsume.testing.services.kafka.ready import answers
 from tests.fix_kafka import MakeTopic, create_topic, delete_topics, produce, unique
 from tests.waiting import eventually
 
@@ -46,15 +47,15 @@ def test_records_survive_kill_9_and_a_restart_on_the_same_port(own_kafka: LocalK
 
 def test_a_frozen_broker_is_silent_until_it_is_thawed(own_kafka: LocalKafka) -> None:
     own_kafka.freeze()
-    assert not is_ready(own_kafka.bootstrap)
+    assert answers(own_kafka.bootstrap) is not None
     own_kafka.thaw()
-    eventually(lambda: is_ready(own_kafka.bootstrap), what="an answer of the thawed broker")
+    eventually(lambda: answers(own_kafka.bootstrap) is None, what="an answer of the thawed broker")
 
 
 def test_an_orderly_stop_ends_a_frozen_broker_too_and_keeps_the_data(own_kafka: LocalKafka) -> None:
     own_kafka.freeze()
     own_kafka.restart()
-    assert is_ready(own_kafka.bootstrap)
+    assert answers(own_kafka.bootstrap) is None
 
 
 def test_it_starts_from_the_archive_of_its_classes(own_kafka: LocalKafka) -> None:
@@ -99,8 +100,8 @@ def test_a_topic_that_the_test_itself_deleted_does_not_upset_the_fixture(
 
 def test_the_container_s_variables_mean_the_same_settings(tmp_path: Path) -> None:
     """Asked of the class with which the `apache/kafka` image reads them; it is in the broker's jar."""
-    listeners = kafka_settings.local_listeners(9092, 9093)
-    wanted = kafka_settings.broker_settings(listeners, str(tmp_path / "data"))
+    listeners = settings.local_listeners(9092, 9093)
+    wanted = settings.broker_settings(listeners, str(tmp_path / "data"))
     command = [
         str(find_java().executable),
         "-cp",
@@ -114,7 +115,7 @@ def test_the_container_s_variables_mean_the_same_settings(tmp_path: Path) -> Non
     (tmp_path / "default" / "server.properties").touch()
     for name in ("log4j2.yaml", "tools-log4j2.yaml"):
         (tmp_path / "default" / name).write_text("Configuration: {Loggers: {Root: {level: info}}}")
-    variables = {"CLUSTER_ID": kafka_settings.CLUSTER_ID, **kafka_settings.as_environment(wanted)}
+    variables = {"CLUSTER_ID": settings.CLUSTER_ID, **settings.as_environment(wanted)}
 
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
 

@@ -17,8 +17,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from kconsume import App, Record
 from kconsume.backends import PostgresStore, open_store
-from kconsume.backends.abc import Position, Tx
-from kconsume.backends.claiming import granted
+from kconsume.backends.base import Position, Tx
+from kconsume.backends.claim import granted
 from kconsume.errors import (
     ConfigurationError,
     Conflict,

@@ -12,11 +12,12 @@ import msgspec
 import psycopg
 import pytest
 
-from kconsume.backends import open_store, postgres_schema
-from kconsume.backends.postgres_sql import RIGHTS
-from kconsume.cli import findings_postgres
-from kconsume.cli.findings import Finding
-from kconsume.cli.findings_postgres import of_stores
+from kconsume.backends import open_store
+from kconsume.backends.postgres import schema as postgres_schema
+from kconsume.backends.postgres.tables import RIGHTS
+from kconsume.cli.check import postgres as findings_postgres
+from kconsume.cli.check.findings import Finding
+from kconsume.cli.check.postgres import of_stores
 from kconsume.cli.schema import migrated
 from kconsume.testing.services import LocalPostgres
 from tests.integration.postgres_roles import a_role, a_server_with_passwords, added, as_user
@@ -162,8 +163,8 @@ def test_somebody_who_migrates_meanwhile_is_no_trouble(
     assert set(found(postgres_url)) == {"postgres-frozen"}
     database.execute("drop table kconsume_outbox, kconsume_seen, kconsume_offsets, kconsume_schema")
     database.execute(VERSION_1)
-    for look in ("alone", "state_of"):  # the control
-        monkeypatch.setattr(postgres_schema, look, lambda *_: postgres_schema.Found(1, 0))
+    for look in ("locked_schema_state", "schema_state"):  # the control
+        monkeypatch.setattr(postgres_schema, look, lambda *_: postgres_schema.SchemaState(1, 0))
     assert "already exists" in found(postgres_url)["postgres-trial"].problem
 
 
@@ -260,7 +261,7 @@ def test_a_trigger_that_swallows_what_is_written_is_found_by_trying(
     database.execute(f"""
         create function gone() returns trigger language plpgsql as $$ begin return null; end $$;
         create trigger gone before insert on {table} for each row execute function gone()""")
-    assert f"written to {table} was not there" in found(postgres_url)["postgres-trial"].problem
+    assert f"written to {table} could not be read" in found(postgres_url)["postgres-trial"].problem
 
 
 def test_a_policy_that_hides_what_was_written_is_found_by_trying(
@@ -271,7 +272,7 @@ def test_a_policy_that_hides_what_was_written_is_found_by_trying(
         grant_all(database, role.name)
         database.execute("alter table kconsume_outbox enable row level security")
         database.execute("create policy write on kconsume_outbox for insert with check (true)")
-        assert "written to kconsume_outbox was not there" in found(role.url)["postgres-trial"].problem
+        assert "written to kconsume_outbox could not be read" in found(role.url)["postgres-trial"].problem
         database.execute("create policy all_of_it on kconsume_outbox using (true)")
         assert set(found(role.url)) == {"postgres-frozen"}
 
@@ -320,7 +321,7 @@ def test_the_command_says_for_each_handler_what_is_exactly_once_and_what_is_not(
     assert done.returncode == 0, done.stderr
     assert "exactly once: what the handler writes and the offset commit together; what it does elsewhere" in done.stdout
     assert "at least once: the handler does not take the store's transaction" in done.stdout
-    assert "ended at once by who takes its partition over" in done.stdout
+    assert "ended at once by its successor on the partition" in " ".join(done.stdout.split())
 
 
 def test_offline_asks_nobody(tmp_path: Path) -> None:

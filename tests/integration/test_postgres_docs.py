@@ -15,15 +15,15 @@ import psycopg
 import pytest
 
 from kconsume import App
+from kconsume._embedded.named_broker import attach
 from kconsume.backends import PostgresStore
-from kconsume.backends.abc import Position
-from kconsume.backends.claiming import granted
-from kconsume.backends.postgres_lent import LentConnection
-from kconsume.backends.postgres_sql import Statement
+from kconsume.backends.base import Position
+from kconsume.backends.claim import granted
+from kconsume.backends.postgres.connection import HandlerConnection
+from kconsume.backends.postgres.tx_statements import Statement
 from kconsume.errors import StoreUnavailable
 from kconsume.records import Partition
 from kconsume.testing import EmbeddedKafka
-from kconsume.testing.broker import attach
 from tests.fix_kafka import produce, unique
 from tests.integration.postgres_roles import a_role
 from tests.waiting import eventually
@@ -61,13 +61,13 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             seen.append(plain(query))
         return execute(cursor, query, *rest, **named)
 
-    def noted_at_once(connection: LentConnection, *statements: Statement) -> bool:
+    def noted_at_once(connection: HandlerConnection, *statements: Statement) -> bool:
         seen.extend(plain(text) for text, _ in statements)
-        return at_once(connection, *statements)
+        return execute_together(connection, *statements)
 
-    at_once = LentConnection.at_once
+    execute_together = HandlerConnection.execute_together
     monkeypatch.setattr(psycopg.Cursor, "execute", noted)
-    monkeypatch.setattr(LentConnection, "at_once", noted_at_once)
+    monkeypatch.setattr(HandlerConnection, "execute_together", noted_at_once)
     return seen
 
 

@@ -16,10 +16,12 @@ import msgspec
 import psycopg
 import pytest
 
-from kconsume.backends import FencedStore, open_store, postgres_schema, postgres_sql
-from kconsume.backends.abc import Position
-from kconsume.backends.claiming import granted
-from kconsume.backends.outbox_table import POSTGRES_STEP
+from kconsume.backends import FencedStore, open_store
+from kconsume.backends.base import Position
+from kconsume.backends.claim import granted
+from kconsume.backends.outbox.tables import POSTGRES_STEP
+from kconsume.backends.postgres import schema as postgres_schema
+from kconsume.backends.postgres import statements, tables
 from kconsume.cli.schema import Tables, migrated, shown
 from kconsume.errors import ConfigurationError, StoreError
 from kconsume.records import Partition
@@ -150,7 +152,7 @@ def test_tables_of_the_version_before_are_added_to_and_it_goes_on_with_them(
     assert shown(open_store(postgres_url)).sql is not None
     done = migrated(open_store(postgres_url))
     assert (done.version, done.changed) == (2, True)
-    assert "earlier ones of that version do not mind" in done.said
+    assert "which earlier ones of that version ignore" in done.said
     assert (rows(database), columns(database)) == (before, COLUMNS_2)
     assert database.execute("select version, additions from kconsume_schema").fetchall() == [(2, 2)]
     assert not migrated(open_store(postgres_url)).changed
@@ -197,7 +199,7 @@ def test_many_who_migrate_at_once_do_it_once(postgres_url: str, database: psycop
 def test_control_without_the_lock_they_are_in_each_others_way(
     postgres_url: str, database: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_schema, "_ALONE", "select 1")
+    monkeypatch.setattr(postgres_schema, "_LOCK_SCHEMA", "select 1")
     with pytest.raises(AssertionError, match=r"^\[(Conflict|StoreError)\("):
         many_migrate_at_once(postgres_url, database)
 
@@ -261,7 +263,7 @@ def test_a_role_without_the_right_is_told_the_command(postgres_url: str, databas
         with pytest.raises(ConfigurationError, match=r"version 2 of the tables .*kconsume schema migrate --offsets"):
             use(role.url)
         use(postgres_url)
-        for table, rights in postgres_sql.RIGHTS:
+        for table, rights in tables.RIGHTS:
             database.execute(f"grant {rights} on {table} to {role.name}")
         use(role.url)  # the rights that are listed are enough
 
@@ -316,7 +318,7 @@ def test_the_command_line_shows_makes_and_has_nothing_left_to_do(
     script = command("show", "--offsets", address)
     assert script.returncode == 0
     assert all(line.startswith("--") for line in script.stdout.splitlines()[:1])
-    for table, rights in postgres_sql.RIGHTS:
+    for table, rights in tables.RIGHTS:
         assert re.search(rf'create table (if not exists )?"shop".{table} ', script.stdout)
         assert f'grant {rights} on "shop".{table} to ROLE;' in script.stdout
     made = command("migrate", "--offsets", address, "--json")
@@ -385,7 +387,7 @@ def test_a_server_that_is_too_old_is_refused_before_anything_is_made(
     """By what it says of itself: of those before 14, `pg_terminate_backend` has one parameter, which is what fails."""
     with monkeypatch.context() as patch:
         patch.setattr(psycopg.ConnectionInfo, "server_version", property(lambda _: 130014))
-        patch.setattr(postgres_sql, "MAY_END_OTHERS", postgres_sql.MAY_END_OTHERS.replace("bigint", "no_such_type"))
+        patch.setattr(statements, "MAY_END_OTHERS", statements.MAY_END_OTHERS.replace("bigint", "no_such_type"))
         with closing(open_store(postgres_url)) as store:
             with pytest.raises(ConfigurationError, match=r"is PostgreSQL 13, .*: use PostgreSQL 14 or newer"):
                 store.groups()

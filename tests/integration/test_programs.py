@@ -19,8 +19,8 @@ import pyarrow.parquet
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from kconsume.testing.broker import attach
-from kconsume.testing.embedded import KafkaControls
+from kconsume._embedded.controls import KafkaControls
+from kconsume._embedded.named_broker import attach
 from tests.fix_kafka import unique
 from tests.waiting import eventually
 

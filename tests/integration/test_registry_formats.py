@@ -24,7 +24,7 @@ from confluent_kafka.serialization import Deserializer, MessageField, Serializat
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # type: ignore[import-untyped]
 
 from kconsume import DecodeError
-from kconsume.decoding import Decoding, decoding_of
+from kconsume._handlers.decoding import Decoding, decoding_of
 from kconsume.errors import InvalidHandler
 from tests.unit.fakes import FakeMessage
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from kconsume import App
+from kconsume._embedded.named_broker import find
 from kconsume.testing import EmbeddedKafka
-from kconsume.testing.broker import find
 from tests.fix_kafka import produce
 from tests.waiting import eventually
 

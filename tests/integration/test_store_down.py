@@ -85,7 +85,7 @@ def test_nothing_is_consumed_while_the_store_is_down_at_assign(
     cutting_proxy.down()
     app.startup = 0  # or the block would not be entered
     with app.running():
-        eventually(lambda: "claim failed, partitions wait" in caplog.text, what="the reason is in the log")
+        eventually(lambda: "claim failed partitions=" in caplog.text, what="the reason is in the log")
         assert "cannot be reached" in caplog.text
         assert effects.rows == 0
         hurry.set()
@@ -108,7 +108,7 @@ def test_work_stops_while_the_store_is_down_and_resumes_by_itself(
         cutting_proxy.down()
         eventually(lambda: caplog.text.count("stopped partition=") >= PARTITIONS, what="each partition stops")
         done = effects.rows
-        eventually(lambda: "claim failed, partitions wait" in caplog.text, what="it is tried again, and says so")
+        eventually(lambda: "claim failed partitions=" in caplog.text, what="it is tried again, and says so")
         assert effects.rows == done < RECORDS
         hurry.set()
         cutting_proxy.up()
@@ -141,7 +141,7 @@ def test_a_store_that_goes_down_at_commit_is_asked_what_it_has_when_it_is_back(
         assert hit.wait(20)
         cutting_proxy.down()
         cutting_proxy.decide = pass_all
-        eventually(lambda: "claim failed, partitions wait" in caplog.text, what="it is asked, and does not answer")
+        eventually(lambda: "claim failed partitions=" in caplog.text, what="it is asked, and does not answer")
         hurry.set()
         cutting_proxy.up()
         eventually(lambda: effects.rows >= RECORDS, what="work resumes by itself")

@@ -15,7 +15,7 @@ import pytest
 from redis.client import Pipeline
 
 from kconsume import App, Record
-from kconsume.backends import sqlite_door
+from kconsume.backends.sqlite import connection
 from kconsume.testing.services import KafkaService, LocalRedis
 from tests.chaos.effects import Effects, RedisEffects, SqliteEffects
 from tests.chaos.fleet import fleet
@@ -90,9 +90,9 @@ class SqliteOutage:
         self._stranger.execute("rollback")
 
     def lose_a_commit(self) -> threading.Event:
-        hit, execute = threading.Event(), sqlite_door.LentConnection.execute
+        hit, execute = threading.Event(), connection.LentSqliteConnection.execute
 
-        def failing(self: sqlite_door.LentConnection, sql: str, *values: Any) -> sqlite3.Cursor:
+        def failing(self: connection.LentSqliteConnection, sql: str, *values: Any) -> sqlite3.Cursor:
             if sql.startswith("commit") and not hit.is_set():
                 hit.set()
                 error = sqlite3.OperationalError("disk I/O error")
@@ -100,7 +100,7 @@ class SqliteOutage:
                 raise error
             return execute(self, sql, *values)
 
-        self._monkeypatch.setattr(sqlite_door.LentConnection, "execute", failing)
+        self._monkeypatch.setattr(connection.LentSqliteConnection, "execute", failing)
         return hit
 
 
@@ -155,7 +155,7 @@ def test_nothing_is_consumed_while_the_store_is_down_at_assign(
     outage.down()
     app.startup = 0  # or the block would not be entered
     with app.running():
-        eventually(lambda: "claim failed, partitions wait" in caplog.text, what="the reason is in the log")
+        eventually(lambda: "claim failed partitions=" in caplog.text, what="the reason is in the log")
         assert outage.effects.rows == 0
         hurry.set()
         outage.up()
@@ -170,7 +170,7 @@ def test_work_stops_while_the_store_is_down_and_resumes_by_itself(
         outage.down()
         eventually(lambda: caplog.text.count("stopped partition=") >= PARTITIONS, what="each partition stops")
         done = outage.effects.rows
-        eventually(lambda: "claim failed, partitions wait" in caplog.text, what="it is tried again, and says so")
+        eventually(lambda: "claim failed partitions=" in caplog.text, what="it is tried again, and says so")
         assert outage.effects.rows == done < RECORDS
         hurry.set()
         outage.up()

@@ -9,9 +9,9 @@ from typing import cast
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from kconsume.batches import Batch
+from kconsume._handlers.arrow import schema, table_of
+from kconsume._handlers.batches import Batch
 from kconsume.records import Message
-from kconsume.tables import schema, table_of
 from kconsume.testing.services import KafkaService
 from tests.fix_kafka import MakeTopic, produce, unique
 from tests.waiting import eventually

@@ -43,8 +43,8 @@ def tell(error):
 async def lifespan(_: FastAPI) -> AsyncIterator[None]:
     try:
         async with app.running(on_failure=tell if "TELL" in os.environ else None):
-            (engine,) = app._supervisor.engines
-            print("ENTERED", sum(h.state.value == "open" for h in engine.tenancy.holdings.values()), flush=True)
+            (consumer,) = app._supervisor.consumers
+            print("ENTERED", sum(h.state.value == "open" for h in consumer.assignment.partitions.values()), flush=True)
             yield
     finally:
         print("LEFT", flush=True)
@@ -149,7 +149,7 @@ def test_a_server_whose_consumer_has_failed_ends_with_the_cause(
     # hypercorn 0.18 forgets the exit code of its only worker, and ends with 0.
     assert server.exit_code() == (0 if command is HYPERCORN else 1), server.log
     assert "exit_code=1" in server.log
-    assert "consumer failed, the process ends" in server.log
+    assert "consumer failed process_ends_within_seconds=" in server.log
     assert "LookupError: a poison record" in server.log
 
 

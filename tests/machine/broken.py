@@ -6,49 +6,50 @@ from collections.abc import Callable
 
 import pytest
 
-from kconsume.backends import claiming
+from kconsume._runtime import loop
+from kconsume._runtime.assignment.assignment import Assignment
+from kconsume._runtime.assignment.committer import StoreCommitter
+from kconsume._runtime.assignment.late_lanes import LateLanes
+from kconsume._runtime.assignment.partition import OwnedPartition
+from kconsume._runtime.deadlines import Deadline
+from kconsume._runtime.lanes.lane import Lane
+from kconsume.backends import claim as claiming
 from kconsume.records import Partition
-from kconsume.runtime import loop
-from kconsume.runtime.budget import Deadline
-from kconsume.runtime.commits import StoreLedger
-from kconsume.runtime.holding import Holding
-from kconsume.runtime.lanes import Lane
-from kconsume.runtime.tenancy import Tenancy
 
 
 def a_row_has_two_writers(patch: pytest.MonkeyPatch) -> None:
     """Faults 1 and 2. The periodic save also saves lanes whose transactions move the row."""
 
-    def unsaved(self: Holding) -> bool:
-        return self.lane is not None and self.tracker.watermark != self.stored
+    def unsaved(self: OwnedPartition) -> bool:
+        return self.lane is not None and self.progress.watermark != self.stored
 
-    patch.setattr(Holding, "unsaved", property(unsaved))
+    patch.setattr(OwnedPartition, "unsaved", property(unsaved))
 
 
 def stale_answers_count(patch: pytest.MonkeyPatch) -> None:
     """Fault 3. Whatever is answered is taken for an answer to what was asked last."""
 
-    def current(self: Tenancy, partition: Partition, token: object) -> Holding | None:
-        return self.holdings.get(partition)
+    def current(self: Assignment, partition: Partition, token: object) -> OwnedPartition | None:
+        return self.partitions.get(partition)
 
-    patch.setattr(Tenancy, "current", current)
+    patch.setattr(Assignment, "current", current)
 
 
 def a_hung_handler_is_waited_for(patch: pytest.MonkeyPatch) -> None:
     """Fault 5. The next lane of a partition never opens beside a handler that does not return."""
 
-    def leave_behind(self: Tenancy, lane: Lane) -> None:
+    def leave_behind(self: LateLanes, lane: Lane) -> None:
         """The lane stays as it is."""
 
-    patch.setattr(Tenancy, "_leave_behind", leave_behind)
+    patch.setattr(LateLanes, "_leave_behind", leave_behind)
 
 
 def only_stored_offsets_confirm(patch: pytest.MonkeyPatch) -> None:
     """Fault 6. A partition that was refused in its first claim has no stored offset to commit, so it never is
     confirmed."""
 
-    def to_mirror(holding: Holding) -> int | None:
-        return holding.stored if holding.stored != holding.mirrored else None
+    def to_mirror(owned: OwnedPartition) -> int | None:
+        return owned.stored if owned.stored != owned.mirrored else None
 
     patch.setattr(loop, "_to_mirror", to_mirror)
 
@@ -61,38 +62,38 @@ def claims_are_not_ordered(patch: pytest.MonkeyPatch) -> None:
 def the_last_save_does_not_wait(patch: pytest.MonkeyPatch) -> None:
     """A save at a revoke is sent beside the one under way, from the offset before it."""
 
-    def settle(self: StoreLedger, deadline: Deadline) -> None:
+    def settle(self: StoreCommitter, deadline: Deadline) -> None:
         self._answer = None
 
-    patch.setattr(StoreLedger, "settle", settle)
+    patch.setattr(StoreCommitter, "settle", settle)
 
 
 def a_closed_lane_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     """A partition leaves before its claim is made, comes back, and its next lane knows nothing of the busy one."""
 
-    def forget(self: Tenancy, holdings: list[Holding]) -> None:
-        for holding in holdings:
-            if holding.lane is not None:
-                self._resting[holding.partition] = holding.lane
-            del self.holdings[holding.partition]
+    def forget(self: Assignment, owned_partitions: list[OwnedPartition]) -> None:
+        for owned in owned_partitions:
+            if owned.lane is not None:
+                self._previous_lanes[owned.partition] = owned.lane
+            del self.partitions[owned.partition]
 
-    patch.setattr(Tenancy, "_forget", forget)
+    patch.setattr(Assignment, "_forget", forget)
 
 
 def what_was_abandoned_is_awaited(patch: pytest.MonkeyPatch) -> None:
     """A partition comes back long after its handler was given up, and waits for it."""
-    patch.setattr(Tenancy, "_end_for_hung_handlers", lambda self: None)
+    patch.setattr(LateLanes, "_end_for_hung_handlers", lambda *_: None)
 
 
 def a_claim_may_be_resumed(patch: pytest.MonkeyPatch) -> None:
     """A partition that waits for its claim counts as paused for no reason: a user's resume has the client read it."""
-    made = Holding.__init__
+    made = OwnedPartition.__init__
 
-    def without_reason(self: Holding, partition: Partition, closed: Lane | None = None) -> None:
-        made(self, partition, closed)
-        self.held = set()
+    def without_reason(self: OwnedPartition, partition: Partition, previous_lane: Lane | None = None) -> None:
+        made(self, partition, previous_lane)
+        self.pause_reasons = set()
 
-    patch.setattr(Holding, "__init__", without_reason)
+    patch.setattr(OwnedPartition, "__init__", without_reason)
 
 
 Fault = Callable[[pytest.MonkeyPatch], None]

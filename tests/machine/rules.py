@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kconsume import App
+from kconsume._kafka.admin import Committed
+from kconsume._runtime.plan import ConsumerPlan
 from kconsume.backends import KafkaStore, Position
-from kconsume.cluster import Committed
 from kconsume.errors import TooManyFailures
 from kconsume.records import Partition, Record
-from kconsume.runtime.plans import ConsumerPlan
 from tests.machine.client import Commit, FakeClient
 from tests.machine.stage import Actor, Call, Question, Run, Stage, Thread, Wait, begin_work, patched, wake_lanes
 from tests.machine.store import Effects, HeldStore, HeldTransactions, State

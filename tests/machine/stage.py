@@ -19,18 +19,26 @@ from typing import Any, NamedTuple, TypeVar
 import pytest
 from greenlet import getcurrent, greenlet
 
-from kconsume.cluster import Committed
+from kconsume._kafka import consumer as source
+from kconsume._kafka import fetch_wakeup
+from kconsume._kafka.admin import Committed
+from kconsume._runtime import consumer, deadlines, dispatch, loop
+from kconsume._runtime.assignment import assignment, committer, partition_trouble
+from kconsume._runtime.consumer import RunningConsumer
+from kconsume._runtime.handler_loop import EventLoopThread
+from kconsume._runtime.lanes import turns
+from kconsume._runtime.lanes.lane import Chunk, Lane
+from kconsume._runtime.lanes.reports import LaneReport
+from kconsume._runtime.lanes.threads import ThreadLanes
+from kconsume._runtime.ownership import Ownership
+from kconsume._runtime.plan import ConsumerPlan, SharedParts
+from kconsume._runtime.processing import transactional
+from kconsume.failures.retry_topics import Moment
 from kconsume.records import Partition
-from kconsume.runtime import budget, commits, course, engine, loop, nudges, source, tenancy, trouble, turns, work
-from kconsume.runtime.engine import Engine
-from kconsume.runtime.home import OwnLoop
-from kconsume.runtime.lanes import Chunk, Lane, Outcome, ThreadLanes
-from kconsume.runtime.ownership import Ownership
-from kconsume.runtime.plans import ConsumerPlan, Equipment
 
 T = TypeVar("T")
 
-_TIMED = (loop, tenancy, work, source, trouble)
+_TIMED = (loop, dispatch, assignment, transactional, source, partition_trouble)
 """Modules that ask `time` themselves."""
 
 
@@ -145,7 +153,7 @@ class Stage:
 
 
 class Thread:
-    """Stands for `Errands`: does one thing after the other."""
+    """Stands for `BackgroundThread`: does one thing after the other."""
 
     def __init__(self, stage: Stage, name: str) -> None:
         self.name = name
@@ -155,12 +163,12 @@ class Thread:
         self._stage = stage
         stage.threads.append(self)
 
-    def send(self, errand: Callable[[], T]) -> Future[T]:
+    def send(self, call: Callable[[], T]) -> Future[T]:
         future: Future[T] = Future()
 
         def run() -> None:
             try:
-                future.set_result(errand())
+                future.set_result(call())
             except BaseException as error:  # noqa: BLE001  (raised where the future is read)
                 future.set_exception(error)
 
@@ -188,15 +196,15 @@ class Reports:
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
-        self._reports: deque[Outcome] = deque()
+        self._reports: deque[LaneReport] = deque()
 
-    def put(self, report: Outcome) -> None:
+    def put(self, report: LaneReport) -> None:
         self._reports.append(report)
 
     def empty(self) -> bool:
         return not self._reports
 
-    def get(self, block: bool = True, timeout: float = 0.0) -> Outcome:
+    def get(self, block: bool = True, timeout: float = 0.0) -> LaneReport:
         if not self._reports:
             self._stage.pause(Wait(timeout))
         if not self._reports:
@@ -210,13 +218,13 @@ class Lanes(ThreadLanes):
     def __init__(self, stage: Stage, outcomes: Any, ownership: Ownership) -> None:
         super().__init__(outcomes, "lanes", 8, ownership)
         self._ready = stage.ready  # type: ignore[assignment]
-        self._alarm = _Alarm(stage)  # type: ignore[assignment]
+        self._timer = _Alarm(stage)  # type: ignore[assignment]
 
     def submit(self, lane: Lane, chunk: Chunk) -> None:
         lane.pace.waits = True  # by the clock here no call takes any time, and swift ones would run on the owner
         super().submit(lane, chunk)
 
-    def _hire(self) -> None:
+    def _start_workers(self) -> None:
         """Workers come when there is something to do."""
 
 
@@ -243,7 +251,7 @@ def begin_work(stage: Stage) -> Actor:
 
     def run() -> None:
         with lane.lock:
-            chunk = lane.chunks.popleft() if lane.chunks and lane.parked is None else None
+            chunk = lane.chunks.popleft() if lane.chunks and lane.suspended is None else None
         lanes._handle(lane, chunk)
 
     worker = stage.workers[lane] = Actor(f"worker of {lane.partition}", stage, run)
@@ -262,35 +270,35 @@ def patched(stage: Stage, patch: pytest.MonkeyPatch, client: Callable[[Mapping[s
     for module in _TIMED:
         if hasattr(module, "time"):
             patch.setattr(module, "time", clock)
-    patch.setattr(course, "_clock", clock.monotonic)
-    patch.setattr(budget.Deadline.__init__, "__defaults__", (clock.monotonic,))
+    patch.setattr(Moment, "now", lambda: Moment(clock.monotonic(), clock.monotonic()))
+    patch.setattr(deadlines.Deadline.__init__, "__defaults__", (clock.monotonic,))
     patch.setattr(turns, "_MAYBE_BUSY", 2.0)  # more than there is: actors share a thread, and must not share its lock
-    patch.setattr(engine, "Errands", lambda name: Thread(stage, name))
-    patch.setattr(engine, "SimpleQueue", lambda: Reports(stage))
+    patch.setattr(consumer, "BackgroundThread", lambda name: Thread(stage, name))
+    patch.setattr(consumer, "SimpleQueue", lambda: Reports(stage))
 
-    def lanes_for(handler: Any, store: Any, outcomes: Any, ownership: Ownership, equipment: Any) -> Lanes:
+    def lanes_for(handler: Any, store: Any, outcomes: Any, ownership: Ownership, shared: Any) -> Lanes:
         return Lanes(stage, outcomes, ownership)
 
-    patch.setattr(engine, "lanes_for", lanes_for)
+    patch.setattr(consumer, "lanes_for", lanes_for)
 
     def wait(futures: Collection[Future[Any]], timeout: float) -> SimpleNamespace:
         if not all(future.done() for future in futures):
             stage.pause(Wait(timeout))
         return SimpleNamespace(not_done=[future for future in futures if not future.done()])
 
-    patch.setattr(tenancy, "wait", wait)
-    patch.setattr(commits, "wait", wait)
+    patch.setattr(assignment, "wait", wait)
+    patch.setattr(committer, "wait", wait)
     patch.setattr(source, "Consumer", lambda config, logger: client(config))
-    patch.setattr(source.Source, "__del__", lambda self: None)
-    patch.setattr(nudges.Nudges, "due", lambda self: False)
+    patch.setattr(source.KafkaConsumer, "__del__", lambda self: None)
+    patch.setattr(fetch_wakeup.FetchWakeup, "due", lambda self: False)
 
 
 class Run:
     """The consumer that is on stage."""
 
     def __init__(self, stage: Stage, plan: ConsumerPlan) -> None:
-        equipment = Equipment(OwnLoop("machine"), None, {})  # type: ignore[arg-type]
-        self._engine = Engine(plan, equipment, lambda: None)
+        shared = SharedParts(EventLoopThread("machine"), None, {})  # type: ignore[arg-type]
+        self._engine = RunningConsumer(plan, shared, lambda: None)
         self._loop = self._engine.loop
         stage.owner = Actor("owner", stage, lambda: self._loop.run(self._engine._begin))
 
@@ -305,12 +313,12 @@ class Run:
 
     @property
     def assigned(self) -> set[Partition]:
-        return set(self._engine.tenancy.holdings)
+        return set(self._engine.assignment.partitions)
 
     def has_lane(self, lane: Lane) -> bool:
         """Whether its partition is with this lane now."""
-        holding = self._engine.tenancy.holdings.get(lane.partition)
-        return holding is not None and holding.lane is lane
+        owned = self._engine.assignment.partitions.get(lane.partition)
+        return owned is not None and owned.lane is lane
 
     def pause(self, partitions: list[Partition]) -> None:
         self._engine.pause(partitions)

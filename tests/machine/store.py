@@ -9,7 +9,7 @@ from copy import deepcopy
 from typing import ClassVar, NamedTuple, TypeVar
 
 from kconsume.backends import MemoryStore, Position
-from kconsume.backends.abc import ClaimTerms, Positions, Refused, Start
+from kconsume.backends.base import ClaimTerms, Positions, Refused, Start
 from kconsume.errors import Fenced, StoreError, StoreUnavailable
 from kconsume.records import Partition
 from tests.machine.stage import Question, Stage

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kconsume.cluster import Committed, Group
+from kconsume._kafka.admin import Committed, Group
+from kconsume._kafka.topic_limits import TopicLimit
 from kconsume.errors import BrokerUnavailable
 from kconsume.records import Partition
-from kconsume.runtime.limits import Limit
 
 TOPIC = "orders"
 GROUP = "machine"
@@ -120,7 +120,7 @@ class FakeCluster:
         self._answers()
         return dict.fromkeys(topics, TOPIC_ID)
 
-    def ask_limits(self, topics: Iterable[str]) -> Mapping[str, Limit | None]:
+    def ask_limits(self, topics: Iterable[str]) -> Mapping[str, TopicLimit | None]:
         return {}
 
     def edges(self, partitions: Iterable[Partition], edge: str) -> dict[Partition, int]:

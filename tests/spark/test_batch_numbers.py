@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from kconsume import DeadLetter, Retry
 from kconsume.errors import OffsetError
 from kconsume.spark import StreamBatch, foreach_batch
-from kconsume.spark.ledger_postgres import PostgresLedger
+from kconsume.spark._batch.ledger.postgres import PostgresLedger
 from tests.fix_kafka import produce
 from tests.spark.shop import Shop, is_bad, values_of
 
@@ -102,8 +102,8 @@ def test_control_with_one_number_for_all_parts_rows_are_lost(
         def __add__(self, other: int) -> Stuck:
             return self
 
-    reserve = PostgresLedger.reserve
-    monkeypatch.setattr(PostgresLedger, "reserve", lambda self, count: Stuck(reserve(self, count)))
+    reserve = PostgresLedger.reserve_numbers
+    monkeypatch.setattr(PostgresLedger, "reserve_numbers", lambda self, count: Stuck(reserve(self, count)))
     with_a_bad_record(shop)
     table = Versioned(shop)
 

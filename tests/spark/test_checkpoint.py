@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from kconsume import App, Batching
 from kconsume.errors import CheckpointMismatch, ConfigurationError
 from kconsume.spark import SparkSink, foreach_batch, stream
-from kconsume.spark.checkpoint import Files, files_at, qualified
+from kconsume.spark._stream.folders import Folder, open_folder, qualified_path
 from tests.spark.shop import AvailableNow, Shop, load, load_table
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
@@ -37,12 +37,12 @@ def mounted(spark: SparkSession, group: str, tmp_path: Path) -> Mounted:
 
 
 @pytest.fixture(params=["local", "viewfs"])
-def files(request: pytest.FixtureRequest, mounted: Mounted) -> Files:
+def files(request: pytest.FixtureRequest, mounted: Mounted) -> Folder:
     root = f"{mounted.root}/orders" if request.param == "viewfs" else f"{mounted.folder}/orders"
-    return files_at(mounted.session, qualified(mounted.session, root))
+    return open_folder(mounted.session, qualified_path(mounted.session, root))
 
 
-def test_files_are_read_and_written_alike_wherever_they_are(files: Files) -> None:
+def test_files_are_read_and_written_alike_wherever_they_are(files: Folder) -> None:
     assert files.names("") == []
     assert files.names("gen-0001/offsets") == []
     assert files.read("gen-0001/offsets/0") is None
@@ -56,12 +56,12 @@ def test_files_are_read_and_written_alike_wherever_they_are(files: Files) -> Non
 
 def test_a_folder_has_the_name_that_spark_gives_it(mounted: Mounted, tmp_path: Path) -> None:
     session = mounted.session
-    assert qualified(session, "relative/folder") == f"file:{Path.cwd()}/relative/folder"
-    assert qualified(session, f"{tmp_path}/with space/100%") == f"file:{tmp_path}/with space/100%"
-    assert qualified(session, f"{mounted.root}/orders/") == f"{mounted.root}/orders"
+    assert qualified_path(session, "relative/folder") == f"file:{Path.cwd()}/relative/folder"
+    assert qualified_path(session, f"{tmp_path}/with space/100%") == f"file:{tmp_path}/with space/100%"
+    assert qualified_path(session, f"{mounted.root}/orders/") == f"{mounted.root}/orders"
     session.conf.set("fs.defaultFS", f"{mounted.host}/")
-    assert qualified(session, f"{mounted.path}/orders") == f"{mounted.root}/orders"
-    assert qualified(session, f"file:{tmp_path}") == f"file:{tmp_path}"
+    assert qualified_path(session, f"{mounted.path}/orders") == f"{mounted.root}/orders"
+    assert qualified_path(session, f"file:{tmp_path}") == f"file:{tmp_path}"
 
 
 def app_of(shop: Shop, group: str, handler: Any) -> App:

@@ -16,7 +16,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from kconsume import Batch, DeadLetter, Partition, Retry
-from kconsume.cluster import Cluster
+from kconsume._kafka.admin import Cluster
 from kconsume.errors import Fenced, HandlerFailed, KconsumeError, OffsetGap, OffsetOutOfRange, TopicRecreated
 from kconsume.spark import StreamBatch, for_each_partition, foreach_batch, request_stop, starting_offsets
 from tests.fix_kafka import create_topic, delete_topics, produce
@@ -343,7 +343,7 @@ def test_one_function_in_one_group_reads_two_topics_in_two_queries(
     eventually(consumed, within=120, what="both queries to go on")
     names = ["load", f"load {shops[1].topic}"]
     assert request_stop(shops[0].url, group, "load") == names
-    eventually(lambda: all(each._over.is_set() for each in running), within=120, what="both to drain")
+    eventually(lambda: all(each.closed.is_set() for each in running), within=120, what="both to drain")
     shops[1].fill(20, "last")
     again = foreach_batch(load, store=shops[1].url, group=group)
     again.wait(shops[1].query(spark, again, shops[1].topic))
@@ -386,7 +386,7 @@ def test_a_handler_that_asks_for_what_its_batch_does_not_know_makes_no_dead_lett
     shop: Shop, spark: SparkSession, group: str, handler: Any
 ) -> None:
     shop.fill(5)
-    with pytest.raises(KconsumeError, match="has its records in the frame"):
+    with pytest.raises(KconsumeError, match="its records are in the DataFrame"):
         run(shop, spark, handler, group, on_error=DeadLetter(table="failed"), retry=Retry(3, wait=0))
     assert shop.offsets(group) == {0: 0, 1: 0, 2: 0}
 

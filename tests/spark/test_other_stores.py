@@ -11,7 +11,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from kconsume.backends import MemoryStore, SqliteStore
-from kconsume.backends.abc import OffsetStore, Positions
+from kconsume.backends.base import OffsetStore, Positions
 from kconsume.backends.kafka import KafkaStore
 from kconsume.errors import StoreUnavailable
 from kconsume.records import Partition

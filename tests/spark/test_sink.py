@@ -18,10 +18,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from kconsume import App, Batch, Batching, DeadLetter
+from kconsume._handlers.arrow import table_of
 from kconsume.records import Partition
 from kconsume.spark import SparkSink
-from kconsume.spark.frames import to_dataframe
-from kconsume.tables import table_of
+from kconsume.spark._sink.dataframes import to_dataframe
 from kconsume.testing import feed
 from kconsume.testing.services import KafkaService
 from tests.fix_kafka import MakeTopic, produce

@@ -17,7 +17,8 @@ from pyspark.sql import functions as f
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from kconsume.errors import ConfigurationError
-from kconsume.spark import foreach, foreach_batch
+from kconsume.spark import foreach_batch
+from kconsume.spark._stream import foreach_batch as foreach
 from tests.spark.shop import Shop, load, load_rows, write
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]

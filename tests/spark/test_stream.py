@@ -21,15 +21,9 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from kconsume import App, Batch, Batching, Partition
 from kconsume.backends import PostgresStore
 from kconsume.errors import CheckpointMismatch, ConfigurationError, HandlerFailed, InvalidHandler, StreamTaken
-from kconsume.spark import (
-    ForeachBatch,
-    StreamBatch,
-    for_each_partition,
-    foreach,
-    foreach_batch,
-    request_stop,
-    stream,
-)
+from kconsume.spark import ForeachBatch, StreamBatch, for_each_partition, foreach_batch, request_stop, stream
+from kconsume.spark._stream import foreach_batch as foreach
+from kconsume.spark._stream import progress
 from tests.chaos.form import form, printed_seed
 from tests.fix_kafka import produce
 from tests.spark.conftest import OpenShop
@@ -177,7 +171,7 @@ def test_a_drained_stream_leaves_no_batch_handled_and_not_committed(
             eventually(moved, within=120, what="a batch of this stream")
             threading.Event().wait(chance.uniform(0, 0.5))  # any moment will do
             assert running.drain(120)
-            left += uncommitted(shop, running._runs[0].batches.gate.handled)
+            left += uncommitted(shop, running._queries[0].batches.gate.last_handled)
     assert left == []
     run(shop, spark, app_of(shop, group, load))
     assert shop.is_exact()
@@ -268,7 +262,7 @@ def test_what_a_stream_cannot_be_is_refused_before_a_record_is_read(
     @other.consume(shop.topic)
     def one_by_one(value: bytes) -> None: ...
 
-    with pytest.raises(InvalidHandler, match="one_by_one takes bytes, which a Spark stream does not give"):
+    with pytest.raises(InvalidHandler, match="one_by_one takes bytes, which a Spark stream cannot pass to a handler"):
         stream(other, spark)
     assert shop.offsets(group) == {}
 
@@ -288,7 +282,7 @@ def test_a_checkpoint_of_another_query_is_refused_before_a_record_is_read(
 def test_a_group_with_members_is_refused(
     shop: Shop, spark: SparkSession, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kconsume.spark import handler_query
+    from kconsume.spark._stream import handler_query
 
     monkeypatch.setattr(handler_query, "_MEMBERS_LEAVE", 0.0)
     shop.fill(5)
@@ -369,17 +363,17 @@ def own_writer(shop: Shop, spark: SparkSession, batches: ForeachBatch, checkpoin
 def test_each_batch_is_told_of_in_the_log_and_on_the_spark_ui_and_the_lag_as_it_goes(
     shop: Shop, spark: SparkSession, group: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(foreach, "_BEAT", 0.05)
-    monkeypatch.setattr(foreach, "_SAID_EVERY", 0.0)
+    monkeypatch.setattr(foreach, "_HEARTBEAT_EVERY", 0.05)
+    monkeypatch.setattr(progress, "LOG_EVERY", 0.0)
     caplog.set_level("INFO", "kconsume.spark")
     shop.fill(20)
     ranges = ",".join(f"{shop.topic}/{n}@0..20" for n in range(3))
     with stream(app_of(shop, group, load), spark, checkpoint=folder(shop)):
-        eventually(lambda: "progress group=" in caplog.text, within=120, what="a word of progress")
+        eventually(lambda: "stream progress group=" in caplog.text, within=120, what="a word of progress")
     assert re.search(
-        rf"batch done group={group} handler=load batch=0 offsets=60 rate=\d+/s ranges={ranges}", caplog.text
+        rf"batch done group={group} handler=load batch=0 offsets=60 per_second=\d+ ranges={ranges}", caplog.text
     )
-    assert re.search(rf"progress group={group} handler=load batches=1 rate=\d+/s lag=0 worst=0", caplog.text)
+    assert re.search(rf"progress group={group} handler=load batches=1 per_second=\d+ lag=0 worst=0", caplog.text)
     jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
     described = {jobs.apply(n).description().toString() for n in range(jobs.size())}
     assert f"Some({group} load {ranges})" in described

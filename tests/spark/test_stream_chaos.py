@@ -211,9 +211,9 @@ def test_killed_executors_lose_nothing_and_repeat_nothing(open_shop: OpenShop, g
 @pytest.mark.parametrize(
     ("started", "what", "said"),
     [
-        (Driver.submit, "driver", "asked to stop by the JVM: draining"),
-        (Driver.submit, "own", "asked to stop by the JVM: draining"),
-        (Driver.start, "driver", "asked to stop by a signal: draining"),
+        (Driver.submit, "driver", "stop requested by=jvm"),
+        (Driver.submit, "own", "stop requested by=jvm"),
+        (Driver.start, "driver", "stop requested by=signal"),
     ],
     ids=["stream under spark-submit", "own query under spark-submit", "stream under python"],
 )

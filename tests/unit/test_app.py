@@ -141,7 +141,7 @@ class TestTopics:
             app().consume(*topics)
 
     def test_a_pattern_in_the_place_of_a_name_is_refused(self) -> None:
-        with pytest.raises(InvalidHandler, match=r"'\^orders-\.\*' is no name of a topic.*pattern='orders-\.\*'"):
+        with pytest.raises(InvalidHandler, match=r"'\^orders-\.\*' is no topic name.*pattern='orders-\.\*'"):
             app().consume("^orders-.*")(handle)
 
     def test_an_app_without_handlers_cannot_run(self) -> None:
@@ -172,7 +172,7 @@ class TestPatterns:
         ("pattern", "part"), [(r"orders-\d+", r"\d"), (r"orders-\w+", r"\w"), ("orders-(?:eu|us)", "(?")]
     )
     def test_what_the_client_or_the_broker_would_read_in_another_way_is_refused(self, pattern: str, part: str) -> None:
-        with pytest.raises(ConfigurationError, match=r"do not read alike: write what it stands for") as refused:
+        with pytest.raises(ConfigurationError, match=r"read differently: write the characters instead") as refused:
             app().consume(pattern=pattern)(handle)
         assert repr(part) in str(refused.value)
 
@@ -203,7 +203,7 @@ class TestOptions:
 
     @pytest.mark.parametrize("partitions", [[], [-1], [3, -1]])
     def test_partitions_are_numbers_from_zero(self, partitions: list[int]) -> None:
-        with pytest.raises(ConfigurationError, match="partitions= names partition numbers of exactly one topic"):
+        with pytest.raises(ConfigurationError, match="must be partition numbers of exactly one topic"):
             app().consume("orders", partitions=partitions)
 
     def test_partitions_are_of_one_topic(self) -> None:
@@ -268,7 +268,7 @@ class TestConflicts:
         made.consume("orders")(handle)
         made.consume("payments")(other)
         (plan,) = made.plans()
-        assert sorted(topic for handler in plan.handlers for topic in handler.topics) == ["orders", "payments"]
+        assert sorted(topic for handler in plan.handlers for topic in handler.options.topics) == ["orders", "payments"]
 
     def test_partitions_without_coordination_need_a_group_of_their_own(self) -> None:
         for first, second in [({"partitions": [0]}, {}), ({}, {"partitions": [0]})]:

@@ -321,8 +321,12 @@ def test_only_the_databases_that_a_chosen_case_needs_are_started(monkeypatch: py
         }
         assert started == ["postgresql://there"]
         addresses = entry.databases([CASES["redis"]], services)
-    task = entry.told(TASK, CASES["redis"], addresses)
-    assert (task.redis, task.postgres, entry.told(TASK, CASES["inline"], addresses)) == ("redis://there", "", TASK)
+    task = entry.with_addresses(TASK, CASES["redis"], addresses)
+    assert (task.redis, task.postgres, entry.with_addresses(TASK, CASES["inline"], addresses)) == (
+        "redis://there",
+        "",
+        TASK,
+    )
 
 
 def test_help_names_every_case_and_its_bar() -> None:

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from kconsume import logs
-from kconsume.console import LOG_FORMAT, JsonLines, TextLines
-from kconsume.logs import Place
+from kconsume import _log_context as logs
+from kconsume._console import LOG_FORMAT, JsonLines, TextLines
+from kconsume._log_context import LogContext
 from tests.unit.fakes import FakeMessage, messages_at
 
 NAMES = ("topic", "partition", "offset", "attempt")
@@ -100,7 +100,7 @@ class TestHere:
         messages = messages_at([5, 6, 9])
         turn = iter(messages)
         token = logs.enter(messages, turn)
-        assert [logs.here() for _ in turn] == [Place("orders", 0, offset, 1) for offset in (5, 6, 9)]
+        assert [logs.here() for _ in turn] == [LogContext("orders", 0, offset, 1) for offset in (5, 6, 9)]
         logs.leave(token)
         assert logs.here() is None
 
@@ -109,7 +109,7 @@ class TestHere:
         turn = iter(messages)
         token = logs.enter(messages, turn)
         assert [logs.here() for _ in map(FakeMessage.value, turn)] == [
-            Place("orders", 0, offset, 1) for offset in (5, 6, 9)
+            LogContext("orders", 0, offset, 1) for offset in (5, 6, 9)
         ]
         logs.leave(token)
 
@@ -124,17 +124,17 @@ class TestHere:
 
     def test_of_a_batch_it_is_that_of_its_first_record(self) -> None:
         token = logs.enter(messages_at([5, 6, 9]), None, attempt=2)
-        assert logs.here() == Place("orders", 0, 5, 2)
+        assert logs.here() == LogContext("orders", 0, 5, 2)
         logs.leave(token)
 
     def test_what_was_before_holds_again_after_a_record_within_a_record(self) -> None:
         with in_hand(ORDER):
             with in_hand(FakeMessage(topic="payments", offset=7), attempt=2):
-                assert logs.here() == Place("payments", 0, 7, 2)
-            assert logs.here() == Place("orders", 3, 1042, 1)
+                assert logs.here() == LogContext("payments", 0, 7, 2)
+            assert logs.here() == LogContext("orders", 3, 1042, 1)
 
     def test_it_is_written_as_everywhere_else(self) -> None:
-        assert str(Place("orders", 3, 1042, 2)) == "orders/3@1042"
+        assert str(LogContext("orders", 3, 1042, 2)) == "orders/3@1042"
 
 
 class TestAtTheSameTime:

@@ -154,7 +154,7 @@ def test_an_embedded_app_starts_no_broker_until_it_runs() -> None:
         import sys
         from kconsume import App
         App("embedded://", group="g")
-        assert "kconsume.testing.embedded" not in sys.modules
+        assert "kconsume._embedded.mock_cluster" not in sys.modules
     """
     assert watched(code) == "nothing happened"
 

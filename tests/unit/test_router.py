@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import sqlite3
 from collections.abc import Iterator
 from typing import Any
@@ -10,11 +12,12 @@ import msgspec
 import pytest
 
 from kconsume import App, Record
+from kconsume._config.options import HandlerOptions
+from kconsume._handlers.registration import Registration
+from kconsume._runtime.plan import ConsumerPlan
 from kconsume.backends import MemoryStore
 from kconsume.errors import ConfigurationError, InvalidHandler, UnknownStore
-from kconsume.registration import Registration
-from kconsume.router import Router
-from kconsume.runtime.plans import ConsumerPlan
+from kconsume.router import Decorators, Router
 
 ADDRESS = "127.0.0.1:1"
 
@@ -35,7 +38,15 @@ def named(made: App, name: str) -> Registration:
 
 
 def topics_of(plan: ConsumerPlan) -> list[str]:
-    return sorted(topic for handler in plan.handlers for topic in handler.topics)
+    return sorted(topic for handler in plan.handlers for topic in handler.options.topics)
+
+
+def test_every_option_is_a_parameter_of_the_decorator_with_the_same_default() -> None:
+    _, topics, *parameters = inspect.signature(Decorators.consume).parameters.values()
+    taken = {each.name: each.default for each in parameters}
+    declared = {each.name: each.default for each in dataclasses.fields(HandlerOptions)}
+    assert topics.kind is inspect.Parameter.VAR_POSITIONAL
+    assert taken == {name: default for name, default in declared.items() if name != "topics"}
 
 
 class Client:
@@ -294,7 +305,7 @@ class TestResources:
         second.include(shared)
         made.include(first)
         made.include(second)
-        assert list(made._resources) == [Client]
+        assert list(made.declared.resources) == [Client]
 
     def test_a_type_that_is_local_to_the_place_of_decoration_is_found(self) -> None:
         class Local:

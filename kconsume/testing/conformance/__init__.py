@@ -1,19 +1,20 @@
-"""What an offset store is, as tests: every store passes the suite of its level, ours and anybody else's.
+"""The contract of an offset store, as test suites. Every store must pass the suite of its level: the stores of
+kconsume, and third-party stores.
 
     OffsetsSuite                 keeps offsets
-    └── FencedSuite              … and knows who owns a partition
-        └── TransactionalSuite   … and shares a transaction with handlers
-            └── OutboxSuite      … and keeps in it what they send
+    └── FencedSuite              and records who owns a partition
+        └── TransactionalSuite   and shares a transaction with handlers
+            └── OutboxSuite      and keeps in it what handlers send
 
-A store's author subclasses one of them as a `Test…` class and gives it a fixture `subject`. The suites know nothing of
-any store: what they need of one is in `Subject`. They need pytest, which nothing else of `kconsume.testing` does.
+The author of a store subclasses one of the suites as a `Test…` class, with a fixture `subject`. The fixture returns a
+`Subject`, which describes the store. The suites need pytest, which no other part of `kconsume.testing` needs.
 """
 
 import pytest
 
-# Before they are imported: an assertion that fails should say with which values, here as in a test file.
+# Must run before these modules are imported, so that a failed assertion shows its values, as in a test file.
 pytest.register_assert_rewrite(
-    "kconsume.testing.conformance.bench",
+    "kconsume.testing.conformance.harness",
     "kconsume.testing.conformance.claim_order",
     "kconsume.testing.conformance.fenced",
     "kconsume.testing.conformance.fencing_races",
@@ -23,10 +24,10 @@ pytest.register_assert_rewrite(
     "kconsume.testing.conformance.zombies",
 )
 
-from kconsume.testing.conformance.asynchronous import awaited  # noqa: E402
-from kconsume.testing.conformance.bench import Bench, Owner  # noqa: E402
+from kconsume.testing.conformance.async_driver import awaited  # noqa: E402
 from kconsume.testing.conformance.fenced import FencedSuite  # noqa: E402
 from kconsume.testing.conformance.forms import pipelined  # noqa: E402
+from kconsume.testing.conformance.harness import Bench, Owner  # noqa: E402
 from kconsume.testing.conformance.offsets import OffsetsSuite  # noqa: E402
 from kconsume.testing.conformance.outbox import OutboxSuite  # noqa: E402
 from kconsume.testing.conformance.subject import Subject  # noqa: E402

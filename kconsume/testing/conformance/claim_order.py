@@ -1,7 +1,7 @@
-"""The second level, when a claim comes late: the Kafka group's generation says which one is the rightful owner's.
+"""The second level, with late claims: the generation of the Kafka group shows which claim is the rightful owner's.
 
-A process that was frozen, or a store that was slow, lets a claim arrive when the partition is another member's already.
-The row keeps the generation under which it was claimed, and a claim of an earlier one is refused.
+After a frozen process or a slow store, a claim can arrive when another member owns the partition already. The row keeps
+the generation under which the partition was claimed, and a claim of an earlier generation is refused.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from kconsume.backends.abc import ClaimTerms, Position, Refused
+from kconsume.backends.base import ClaimTerms, Position, Refused
 from kconsume.errors import Fenced
 from kconsume.records import Partition
-from kconsume.testing.conformance.bench import Bench, Owner, at_once
+from kconsume.testing.conformance.harness import Bench, Owner, at_once
 
 RIVALS = 16
 
@@ -23,7 +23,7 @@ class ClaimOrder:
     """Part of `FencedSuite`."""
 
     def test_a_claim_of_an_earlier_generation_is_refused_and_changes_nothing(self, bench: Bench) -> None:
-        """It would fence the rightful owner, who has the partition by the broker's word."""
+        """Such a claim would fence the rightful owner, to whom the broker has assigned the partition."""
         first, *_ = bench.partitions
         rightful = bench.owner("rightful")
         rightful.claim_under(ClaimTerms(8), first)
@@ -49,7 +49,8 @@ class ClaimOrder:
         assert _refusal(bench.me.claim_under(ClaimTerms(9), first), first)
 
     def test_of_one_generation_only_the_owner_claims_again(self, bench: Bench) -> None:
-        """Two processes with one instance id have one generation: the broker says which of them is the member."""
+        """Two processes with one instance id have the same generation; the broker decides which of them is the
+        member."""
         first, *_ = bench.partitions
         bench.me.claim_under(ClaimTerms(3), first)
         assert isinstance(bench.me.claim_under(ClaimTerms(3), first)[first], Position)
@@ -58,7 +59,7 @@ class ClaimOrder:
         assert bench.rows() == before
 
     def test_after_a_reset_the_owner_claims_again_and_who_comes_late_does_not(self, bench: Bench) -> None:
-        """A seek of the owner is a reset and a claim of the same generation."""
+        """A seek of the owner is a reset, then a claim of the same generation."""
         first, *_ = bench.partitions
         bench.me.claim_under(ClaimTerms(3), first)
         bench.store.reset(bench.group, {first: 30})
@@ -68,7 +69,7 @@ class ClaimOrder:
         assert claimed.next_offset == 30
 
     def test_a_row_without_a_generation_is_granted_to_any(self, bench: Bench) -> None:
-        """It was claimed by a process of an earlier version, or by one that is in no group."""
+        """Such a row was claimed by a process of an earlier version, or by a process without a group."""
         first, *_ = bench.partitions
         assert bench.me.claim(first)[first].generation is None
         assert isinstance(bench.owner("member").claim_under(ClaimTerms(1), first)[first], Position)
@@ -81,7 +82,7 @@ class ClaimOrder:
         assert _refusal(bench.owner("late").claim_under(ClaimTerms(4), first), first)
 
     def test_each_partition_of_a_claim_has_its_own_answer(self, bench: Bench) -> None:
-        """One that has gone to another member must not keep the others from flowing."""
+        """A partition that another member owns must not stop the others."""
         first, second, third, fourth = bench.partitions
         rightful = bench.owner("rightful")
         rightful.claim_under(ClaimTerms(8), second)
@@ -94,8 +95,8 @@ class ClaimOrder:
         assert fourth not in bench.rows()
 
     def test_a_claim_that_names_epochs_depends_on_these_alone(self, bench: Bench) -> None:
-        """A group that was deleted, or is another cluster's, counts its generations from the beginning; the broker has
-        confirmed the claimant since the row was read."""
+        """A group that was deleted, or that belongs to another cluster, counts its generations from the start. The
+        broker has confirmed the claimant since the row was read."""
         first, *_ = bench.partitions
         bench.owner("before").claim_under(ClaimTerms(40), first)
         epoch = bench.rows()[first].epoch
@@ -115,7 +116,7 @@ class ClaimOrder:
         assert bench.rows()[first] == before[first]
 
     def test_a_claim_that_names_epochs_makes_no_row(self, bench: Bench) -> None:
-        """The row that was read has been deleted since; where to start is asked in a claim of its own."""
+        """The row has been deleted since it was read. A later claim without epochs asks where to start."""
         first, *_ = bench.partitions
         terms = ClaimTerms(9, {first: 0})
         answers = bench.me.claim_under(terms, first, start=lambda _: pytest.fail("asked where to start"))
@@ -123,7 +124,7 @@ class ClaimOrder:
         assert bench.rows() == {}
 
     def test_of_16_claims_at_once_the_latest_generation_has_the_partitions_in_the_end(self, bench: Bench) -> None:
-        """Also where no row is there yet, and each of them is about to make it."""
+        """Also if no row exists yet, and each claim tries to make the row."""
         rivals = [bench.owner(f"rival-{n}") for n in range(RIVALS)]
 
         def claim(number: int, gate: threading.Barrier) -> Mapping[Partition, Position | Refused]:
@@ -147,7 +148,7 @@ def _generation(rival: Owner, partition: Partition) -> int:
 
 
 def _refusal(answers: Mapping[Partition, Position | Refused], partition: Partition) -> str:
-    """The words of the refusal; a position is none."""
+    """The message of the refusal. Fails if the partition was granted."""
     answer = answers[partition]
     assert isinstance(answer, Refused), answer
     assert isinstance(answer.cause, Fenced)

@@ -1,7 +1,7 @@
-"""The second level: a store that knows who owns a partition, by an epoch that only grows.
+"""The second level: a store that records who owns a partition, by an epoch that only grows.
 
-An owner that was fenced is a zombie: it may not know it, and must not be able to move anything. What two owners do at
-the same moment is in `fencing_races.py`, and which claims come too late, in `claim_order.py`.
+A fenced owner is a zombie: it may not know that it was fenced, and must not be able to change anything. `fencing_races`
+examines owners that act at the same moment, `claim_order` examines claims that come too late.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from kconsume.backends.abc import ALWAYS, NamedStore, OffsetStore, Position, Positions
+from kconsume.backends.base import OffsetStore, Position, Positions
+from kconsume.backends.capabilities import ALWAYS, NamedStore, capabilities_of
 from kconsume.errors import Fenced, KconsumeError
 from kconsume.records import Partition
-from kconsume.testing.conformance.bench import Bench
 from kconsume.testing.conformance.claim_order import ClaimOrder
 from kconsume.testing.conformance.fencing_races import FencingRaces
+from kconsume.testing.conformance.harness import Bench
 from kconsume.testing.conformance.offsets import ODD_NAMES, OffsetsSuite
 
 NAMES_THAT_MEET = [
@@ -27,16 +28,16 @@ NAMES_THAT_MEET = [
     (("a", "b"), ("a ", "b")),
     (("a", "\u00e9"), ("a", "e\u0301")),
 ]
-"""Group and topic, twice: other names, which a joined key or a lenient comparison would take for the same."""
+"""Two pairs of group and topic: different names that a joined key or a lenient comparison would confuse."""
 
 
 class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
-    """Subclass it as `Test…`, with a fixture `subject` that gives a `Subject`."""
+    """Subclass it as `Test…`, with a fixture `subject` that returns a `Subject`."""
 
     # The claim
 
     def test_every_claim_raises_the_epoch_also_one_by_the_same_owner(self, bench: Bench) -> None:
-        """A process that lost a partition and got it again may still have its old work under way."""
+        """A process that lost a partition and got it back may still have old work running."""
         epochs = [bench.me.claim()[bench.partitions[2]].epoch for _ in range(5)]
         assert epochs == sorted(set(epochs))
         assert epochs[0] > 0
@@ -51,7 +52,7 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
         assert bench.store.load(bench.group, [first, second]) == claimed
 
     def test_missing_rows_are_pinned_at_what_start_answers_and_it_is_asked_for_no_other(self, bench: Bench) -> None:
-        """`latest` that is resolved anew after each crash would skip what came meanwhile."""
+        """If `latest` were resolved again after each crash, records in between would be skipped."""
         first, second, third, _ = bench.partitions
         bench.move({second: 5})
         asked: list[Partition] = []
@@ -67,12 +68,12 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
         assert bench.offsets() == {first: 100, second: 5, third: 102}
 
     def test_start_is_not_called_when_no_row_is_missing(self, bench: Bench) -> None:
-        """It asks Kafka, and `start="error"` would refuse to begin."""
+        """`start` asks Kafka, and `start="error"` would refuse to begin."""
         bench.me.claim()
         bench.me.claim_from(lambda _: pytest.fail("asked without need"), *bench.partitions)
 
     def test_a_claim_for_which_no_start_is_found_claims_nothing(self, bench: Bench) -> None:
-        """The owner would be fenced by one who does not take over."""
+        """Otherwise the owner would be fenced by a claimant that does not take over."""
         first, second, *_ = bench.partitions
         before = bench.me.claim(first)
 
@@ -87,7 +88,7 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
         assert bench.me.claim_from(lambda _: pytest.fail("asked for nothing")) == {}
 
     def test_a_row_that_goes_while_start_is_asked_ends_in_no_error_but_ours(self, bench: Bench) -> None:
-        """A person deletes the group in the very moment in which a consumer claims it."""
+        """A user deletes the group while a consumer claims it."""
         first, second, *_ = bench.partitions
         bench.me.claim(first)
 
@@ -99,7 +100,7 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
             bench.me.claim_from(start, first, second)
 
     def test_a_claim_of_some_partitions_leaves_the_others_alone(self, bench: Bench) -> None:
-        """After a partial revoke the rest is still ours: a claim by those who got the part must not fence it."""
+        """After a partial revoke we keep the other partitions: the new owner's claim must not fence us there."""
         first, second, third, fourth = bench.partitions
         mine = bench.me.claim()
         bench.owner("rival").claim(second, third)
@@ -121,7 +122,7 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
     # The fence
 
     def test_a_stale_epoch_is_refused_and_changes_nothing(self, bench: Bench) -> None:
-        """The zombie: a process that was frozen while another took its partition."""
+        """The zombie: a process that was frozen while another claimed its partition."""
         first, *_ = bench.partitions
         bench.me.claim(first)
         bench.owner("rival").claim(first)
@@ -132,7 +133,7 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
         assert bench.rows() == before
 
     def test_an_epoch_that_was_never_given_out_is_refused(self, bench: Bench) -> None:
-        """A fence that compares with 'less than' would let a wrong epoch through."""
+        """A fence that compares with 'less than' would accept a wrong epoch."""
         first, *_ = bench.partitions
         mine = bench.me.claim(first)[first]
         for epoch in (mine.epoch + 1, mine.epoch - 1, 0, -1):
@@ -141,7 +142,7 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
         assert bench.offsets() == {first: 0}
 
     def test_nothing_is_saved_where_no_row_is(self, bench: Bench) -> None:
-        """A save must not make the row that a delete, or a lost database, took away."""
+        """A save must not make a row that was deleted, or lost with the database."""
         first, *_ = bench.partitions
         for epoch in (0, 1):
             with pytest.raises(Fenced):
@@ -157,8 +158,8 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
         assert bench.offsets() == {first: 10}
 
     def test_a_save_from_an_offset_that_the_row_does_not_have_is_refused(self, bench: Bench) -> None:
-        """A database that failed over to an earlier state has our epoch and not our last saves: to move its offset over
-        them would lose their records."""
+        """A database that failed over to an earlier state has our epoch, but not our last saves. Moving its offset past
+        those saves would lose their records."""
         first, second, *_ = bench.partitions
         bench.move({first: 10, second: 10})
         mine = bench.me.claim(first, second)
@@ -179,7 +180,7 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
         assert bench.offsets() == {first: 5}
 
     def test_a_save_is_all_or_none(self, bench: Bench) -> None:
-        """Half a save cannot be told from none by who is to make it again."""
+        """A caller that repeats a save cannot tell half a save from none."""
         first, second, third, fourth = bench.partitions
         bench.me.claim()
         bench.owner("rival").claim(third)
@@ -189,10 +190,10 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
                 bench.me.save(dict.fromkeys(order, 50))
             assert bench.rows() == before
 
-    # Raising our own epoch again
+    # Reclaim
 
     def test_a_reclaim_raises_the_epoch_and_reads_the_position(self, bench: Bench) -> None:
-        """After a COMMIT whose answer was lost, the stored offset says whether it was done."""
+        """After a COMMIT whose reply was lost, the stored offset shows whether it happened."""
         first, second, *_ = bench.partitions
         bench.move({first: 7, second: 9}, topic_id="known")
         before = dict(bench.me.held)
@@ -203,7 +204,7 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
         assert bench.store.load(bench.group, [first, second]) == claimed
 
     def test_after_a_reclaim_the_old_epoch_saves_nothing_and_the_new_one_does(self, bench: Bench) -> None:
-        """What was under way under the old epoch may still arrive, late, from a connection that was cut."""
+        """Statements under the old epoch may still arrive late, from a connection that was cut."""
         first, *_ = bench.partitions
         old = bench.me.claim(first)[first]
         bench.me.reclaim(first)
@@ -213,7 +214,7 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
         assert bench.offsets() == {first: 3}
 
     def test_a_reclaim_of_what_another_has_claimed_is_refused_and_raises_nothing(self, bench: Bench) -> None:
-        """A zombie that wakes up and tries to be sure would take the partition back from its owner."""
+        """A zombie that wakes up and reclaims would take the partition from its owner."""
         first, second, third, _ = bench.partitions
         bench.me.claim()
         rival = bench.owner("rival")
@@ -236,10 +237,10 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
     def test_nothing_to_reclaim_is_nothing_reclaimed(self, bench: Bench) -> None:
         assert bench.me.fenced.reclaim(bench.group, {}, "me") == {}
 
-    # What people do meanwhile
+    # Resets and deletes by users
 
     def test_a_reset_is_a_new_epoch_so_that_whoever_runs_is_fenced(self, bench: Bench) -> None:
-        """Else the next save of who runs would undo it, silently."""
+        """Otherwise the next save of a running consumer would silently undo the reset."""
         first, *_ = bench.partitions
         mine = bench.me.claim(first)[first]
         bench.store.reset(bench.group, {first: 3})
@@ -254,7 +255,8 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
         assert bench.me.claim(first)[first].epoch > row.epoch
 
     def test_what_comes_after_a_reset_is_told_from_what_came_before(self, bench: Bench) -> None:
-        """Else a record that is handled again because a user asked for it is taken for a repeat, and dropped."""
+        """`reset_epoch` changes at a reset. Otherwise a record that a user wants handled again would be dropped as a
+        repeat."""
         first, *_ = bench.partitions
         begun = bench.me.claim(first)[first].reset_epoch
         assert bench.me.claim(first)[first].reset_epoch == begun, "a claim is no reset"
@@ -276,7 +278,7 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
         assert bench.me.claim(first, at=5)[first].next_offset == 30
 
     def test_a_zombie_from_before_a_delete_is_fenced_from_what_was_made_after_it(self, bench: Bench) -> None:
-        """A deleted row must not let the epochs begin again where the zombie's was: no epoch is given out twice."""
+        """After a delete, epochs must not start again at the epoch of the zombie: no epoch is given out twice."""
         first, *_ = bench.partitions
         bench.me.claim(first)
         bench.store.delete(bench.group)
@@ -299,10 +301,10 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
             bench.me.reclaim(first)
         assert bench.rows() == {}
 
-    # Its name, and what was deleted: of a store that is a `NamedStore`
+    # Identity and deletions, for a store that declares `named`
 
     def test_its_name_is_one_for_every_object_on_the_place(self, bench: Bench) -> None:
-        """Else each start finds another store than the one that the group's offsets were copied from."""
+        """With several names, each start would find another store than the one that the group names."""
         named = _named(bench.store)
         name = named.identity()
         assert name
@@ -326,7 +328,7 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
 
     @pytest.mark.parametrize("chosen", ["the group", "partitions"])
     def test_to_delete_what_is_not_there_is_known_until_it_is_made(self, bench: Bench, chosen: str) -> None:
-        """An owner whose rows are lost is told to delete them: that must help."""
+        """The error for lost rows tells the user to delete them, so a delete of missing rows must be recorded."""
         named, (first, second, *_) = _named(bench.store), bench.partitions
         bench.store.delete(bench.group, None if chosen == "the group" else [first, second])
         assert named.deleted(bench.group, [first, second]) == dict.fromkeys((first, second), ALWAYS)
@@ -351,7 +353,7 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
     def test_names_that_look_alike_are_two_rows(
         self, bench: Bench, one: tuple[str, str], other: tuple[str, str]
     ) -> None:
-        """Names that are joined to a key, or compared leniently, let one group fence another."""
+        """If names are joined to a key, or compared leniently, one group can fence another."""
         for (group, topic), offset in ((one, 1), (other, 2)):
             bench.of_group(f"{bench.group}{group}").move({Partition(topic, 0): offset})
         for (group, topic), offset in ((one, 1), (other, 2)):
@@ -359,7 +361,8 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
             assert bench_of.store.load(bench_of.group, [Partition(topic, 0)])[Partition(topic, 0)].next_offset == offset
 
     def test_a_row_says_when_it_was_changed(self, bench: Bench) -> None:
-        """By a clock that knows its time zone; it may be the server's, so it may be a minute off."""
+        """The time has a time zone. The clock may be that of the server, so the test allows a difference of a
+        minute."""
         first, *_ = bench.partitions
         steps: list[Callable[[], object]] = [
             lambda: bench.me.claim(first),
@@ -386,6 +389,7 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
 
 
 def _named(store: OffsetStore) -> NamedStore:
-    if not isinstance(store, NamedStore):
-        pytest.skip("the store has no identity() and no deleted(), so one that has lost its rows is not noticed")
-    return store
+    named = capabilities_of(store).named
+    if named is None:
+        pytest.skip("the store declares no id (named), so it is not noticed when its rows are lost")
+    return named

@@ -1,6 +1,6 @@
-"""The second level, when owners meet: claims at the same moment, and many partitions at once.
+"""The second level, with concurrent owners: claims at the same moment, and many partitions at once.
 
-Each owner is a thread with a store object of its own. What must hold is the outcome, never an order.
+Each owner is a thread with a store object of its own. The tests check the outcome, never an order.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import ClassVar
 
 import pytest
 
-from kconsume.backends.abc import Position, Positions
+from kconsume.backends.base import Position, Positions
 from kconsume.errors import Fenced
 from kconsume.records import Partition
-from kconsume.testing.conformance.bench import Bench, Owner, at_once
+from kconsume.testing.conformance.harness import Bench, Owner, at_once
 
 RIVALS = 16
 
@@ -24,14 +24,15 @@ class FencingRaces:
     """Part of `FencedSuite`."""
 
     round_trips_more: ClassVar[int] = 10
-    """How many round trips the claim of 1,000 partitions may take beyond those of one, where they are counted."""
+    """If round trips are counted: how many more of them a claim of 1,000 partitions may take than a claim of one."""
 
     time_of_1000: ClassVar[float] = 1 / 3
-    """Where they are not: the time of one claim of 1,000 partitions, of that of 1,000 claims of one. It may be 50 ms in
-    any case, because in so short a time nobody was asked 1,000 times."""
+    """If round trips are not counted: the largest time of one claim of 1,000 partitions, as a share of the time of
+    1,000 claims of one partition. 50 ms are always allowed, because 1,000 round trips take longer."""
 
     def test_of_16_claims_at_once_each_wins_an_epoch_and_the_start_is_pinned_once(self, bench: Bench) -> None:
-        """Two owners with one epoch are two owners; a start that is pinned twice moves under the first one's feet."""
+        """With one epoch for two owners, both could write. A start that is pinned twice would change after the first
+        owner has read it."""
         claims = _claim_at_once(bench, [bench.owner(f"rival-{n}") for n in range(RIVALS)])
         for partition in bench.partitions:
             assert len({c[partition].epoch for c in claims}) == RIVALS
@@ -39,7 +40,7 @@ class FencingRaces:
             assert [c[partition].owner for c in claims] == [f"rival-{n}" for n in range(RIVALS)]
 
     def test_of_16_claims_at_once_exactly_one_can_save_in_each_partition(self, bench: Bench) -> None:
-        """That of the highest epoch; all others were fenced by it, whether they know it or not."""
+        """Only the owner of the highest epoch can save. It has fenced all others, even if they do not know it."""
         rivals = [bench.owner(f"rival-{n}") for n in range(RIVALS)]
         bench.move(dict.fromkeys(bench.partitions, 100))
         _claim_at_once(bench, rivals)
@@ -48,7 +49,8 @@ class FencingRaces:
             assert [rival.name for rival in rivals if _saves(rival, partition)] == [highest.name]
 
     def test_a_claim_of_several_partitions_is_one_step(self, bench: Bench) -> None:
-        """Two claims that meet go one after the other in all partitions, or each would hold half and fence the rest."""
+        """Two concurrent claims have the same order in all partitions. Otherwise each would own half and fence the
+        other."""
         first, second, *_ = bench.partitions
         rivals, times = [bench.owner(f"rival-{n}") for n in range(8)], 20
 
@@ -65,7 +67,7 @@ class FencingRaces:
         assert rows[first].owner == rows[second].owner
 
     def test_two_owners_that_fence_each_other_in_turn_end_with_one(self, bench: Bench) -> None:
-        """Each claim takes effect at once, and the one before it is over at once."""
+        """Each claim takes effect at once, and ends the claim before it at once."""
         first, *_ = bench.partitions
         one, other = bench.owner("one"), bench.owner("other")
         other.claim(first)
@@ -79,7 +81,8 @@ class FencingRaces:
         assert bench.offsets() == {first: 9}
 
     def test_a_reclaim_and_a_claim_at_once_leave_one_owner(self, bench: Bench) -> None:
-        """Before the claim, the reclaim is fenced by it; after it, refused: the rival has the partition either way."""
+        """A reclaim before the claim is fenced by the claim. A reclaim after the claim is refused. In both cases the
+        rival owns the partition."""
         first, *_ = bench.partitions
         one, rival = bench.owner("one"), bench.owner("rival")
         for turn in range(20):
@@ -97,7 +100,7 @@ class FencingRaces:
             assert [_saves(one, first, turn), _saves(rival, first, turn)] == [False, True]
 
     def test_1000_partitions_are_claimed_in_one_go(self, bench: Bench) -> None:
-        """One round trip for each would keep a large group from starting for minutes."""
+        """With one round trip for each partition, a large group would need minutes to start."""
         many = [Partition(f"{bench.subject.topic}-many", number) for number in range(1000)]
         if bench.subject.round_trips is not None:
             self._are_asked_for_together(bench, bench.subject.round_trips, many)
@@ -113,7 +116,7 @@ class FencingRaces:
             bench.me.claim(*partitions)
             return asked() - before
 
-        bench.me.claim(bench.partitions[0])  # the first use of a store has questions of its own
+        bench.me.claim(bench.partitions[0])  # the first use of a store needs more round trips
         one = round_trips(many[:1])
         assert one > 0, "round_trips= of the Subject does not count"
         for times in ("rows that are to be made", "rows that are there"):

@@ -1,6 +1,6 @@
-"""Other forms of a store's transaction, for suites that know one: the same tests say what every form is.
+"""Other forms of the transaction of a store, for suites that use `transaction`: the same tests examine every form.
 
-Passes on what is asked, and decides nothing. The awaited form is in `asynchronous.py`.
+This module only forwards calls. The awaited form is in `async_driver`.
 """
 
 from __future__ import annotations
@@ -9,77 +9,78 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar, cast
 
-from kconsume.backends.abc import (
-    ClaimTerms,
-    OutboxStore,
-    PipeliningStore,
-    Position,
-    Positions,
-    Refused,
-    Start,
-    TransactionalStore,
-    Tx,
-)
-from kconsume.backends.outbox_table import NO_TARGETS, Posted, Targets
-from kconsume.output import Outgoing
+from kconsume._kafka.outgoing import Outgoing
+from kconsume.backends.base import ClaimTerms, OffsetStore, Position, Positions, Refused, Start, TransactionalStore, Tx
+from kconsume.backends.capabilities import Capabilities, OutboxStore, PipeliningStore, capabilities_of
+from kconsume.backends.outbox.tables import NO_TARGETS, Posted, Targets
 from kconsume.records import Partition
 
 S = TypeVar("S", bound=TransactionalStore)
 
 
 class OtherForm(Generic[S]):
-    """A store in all but its transaction, which is another of the same store."""
+    """Forwards all calls to a store, except `transaction`, which is another form of the store's transactions."""
 
     def __init__(self, store: S) -> None:
-        self._store = store
+        self.inner = store
 
     @property
     def address(self) -> str:
-        return self._store.address
+        return self.inner.address
 
     @property
     def guarantee(self) -> str:
-        return self._store.guarantee
+        return self.inner.guarantee
+
+    @property
+    def capabilities(self) -> Capabilities:
+        inner = capabilities_of(self.inner)
+        return Capabilities(
+            cast(OffsetStore, self),
+            outbox=None if inner.outbox is None else cast(OutboxStore, self),
+            keeps_letters=inner.keeps_letters,
+            numbers_rows=inner.numbers_rows,
+        )
 
     @property
     def connection_types(self) -> tuple[type, ...]:
-        return self._store.connection_types
+        return self.inner.connection_types
 
     @property
     def parallel(self) -> int | None:
-        return self._store.parallel
+        return self.inner.parallel
 
     def load(self, group: str, partitions: Iterable[Partition]) -> dict[Partition, Position]:
-        return self._store.load(group, partitions)
+        return self.inner.load(group, partitions)
 
     def save(self, group: str, positions: Positions) -> None:
-        self._store.save(group, positions)
+        self.inner.save(group, positions)
 
     def claim(
         self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
     ) -> dict[Partition, Position | Refused]:
-        return self._store.claim(group, partitions, owner, start, terms)
+        return self.inner.claim(group, partitions, owner, start, terms)
 
     def reclaim(self, group: str, epochs: Mapping[Partition, int], owner: str) -> dict[Partition, Position]:
-        return self._store.reclaim(group, epochs, owner)
+        return self.inner.reclaim(group, epochs, owner)
 
     def reset(self, group: str, offsets: Mapping[Partition, int]) -> None:
-        self._store.reset(group, offsets)
+        self.inner.reset(group, offsets)
 
     def delete(self, group: str, partitions: Iterable[Partition] | None = None) -> None:
-        self._store.delete(group, partitions)
+        self.inner.delete(group, partitions)
 
     def groups(self) -> list[str]:
-        return self._store.groups()
+        return self.inner.groups()
 
     def close(self) -> None:
-        self._store.close()
+        self.inner.close()
 
     @property
     def by_record(self) -> bool:
-        return self._store.by_record
+        return self.inner.by_record
 
-    # Of a store that has an outbox
+    # For a store with an outbox
 
     def posted(
         self, group: str, epochs: Mapping[Partition, int], most: int, targets: Mapping[Partition, Targets] = NO_TARGETS
@@ -89,26 +90,26 @@ class OtherForm(Generic[S]):
     def delivered(self, group: str, numbers: Mapping[Partition, Sequence[int]]) -> None:
         self._outbox.delivered(group, numbers)
 
-    def strays(self, owner: str, most: int, targets: Targets | None = None) -> list[Posted]:
-        return self._outbox.strays(owner, most, targets)
+    def unowned_rows(self, owner: str, most: int, targets: Targets | None = None) -> list[Posted]:
+        return self._outbox.unowned_rows(owner, most, targets)
 
-    def posting(self, outgoing: Outgoing) -> tuple[str, Any]:
-        return self._outbox.posting(outgoing)
+    def insert_statement(self, outgoing: Outgoing) -> tuple[str, Any]:
+        return self._outbox.insert_statement(outgoing)
 
     def forget_origins(self) -> None:
         self._outbox.forget_origins()
 
     @property
     def _outbox(self) -> OutboxStore:
-        return cast(OutboxStore, self._store)
+        return cast(OutboxStore, self.inner)
 
 
 class _Pipelined(OtherForm[PipeliningStore]):
     def transaction(self, group: str, partition: Partition, epoch: int) -> AbstractContextManager[Tx]:
-        return self._store.pipelined(group, partition, epoch)
+        return self.inner.pipelined(group, partition, epoch)
 
 
 def pipelined(store: PipeliningStore) -> TransactionalStore:
-    """A transactional store whose `transaction` is the `pipelined` of this one: `open=lambda: pipelined(MyStore(...))`.
-    The suite is then told `fence_shows_at_the_end = True`."""
+    """A store whose `transaction` is the `pipelined` of this store: `open=lambda: pipelined(MyStore(...))`. The
+    subclass of the suite then sets `fence_shows_at_the_end = True`."""
     return cast(TransactionalStore, _Pipelined(store))

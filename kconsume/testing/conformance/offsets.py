@@ -1,7 +1,7 @@
 """The first level: a store that keeps offsets.
 
-Each test answers a failure that its docstring names. Nothing is assumed of owners or transactions; where a store knows
-owners, the tests act as one.
+The docstring of each test names the failure that it prevents. Nothing is assumed about owners or transactions. If the
+store has owners, the tests act as one.
 """
 
 from __future__ import annotations
@@ -15,12 +15,23 @@ from typing import Literal
 
 import pytest
 
-from kconsume.backends.abc import OffsetStore, Position
-from kconsume.cluster import Cluster, Committed
+from kconsume._kafka.admin import Cluster, Committed
+from kconsume._runtime.assignment.claims import Claims
+from kconsume.backends.base import OffsetStore, Position
+from kconsume.backends.capabilities import (
+    AsyncDryRunStore,
+    AsyncTransactionalStore,
+    DecidingStore,
+    DryRunStore,
+    NamedStore,
+    NotingStore,
+    OutboxStore,
+    PipeliningStore,
+    capabilities_of,
+)
 from kconsume.errors import KconsumeError, StoreUnavailable, TopicRecreated
 from kconsume.records import Partition
-from kconsume.runtime.claims import Claims
-from kconsume.testing.conformance.bench import Bench, at_once, once_it_is_back
+from kconsume.testing.conformance.harness import Bench, at_once, once_it_is_back
 from kconsume.testing.conformance.subject import Subject
 
 ODD_NAMES = [
@@ -41,8 +52,21 @@ ODD_NAMES = [
 ]
 
 
+PARTS: list[tuple[str, type]] = [
+    ("async_transactional", AsyncTransactionalStore),
+    ("pipelining", PipeliningStore),
+    ("outbox", OutboxStore),
+    ("noting", NotingStore),
+    ("named", NamedStore),
+    ("deciding", DecidingStore),
+    ("dry_run", DryRunStore),
+    ("async_dry_run", AsyncDryRunStore),
+]
+"""The parts that a store may declare, and the methods that each must then have."""
+
+
 class OffsetsSuite:
-    """Subclass it as `Test…`, with a fixture `subject` that gives a `Subject`."""
+    """Subclass it as `Test…`, with a fixture `subject` that returns a `Subject`."""
 
     @pytest.fixture
     def subject(self) -> Subject:
@@ -54,7 +78,7 @@ class OffsetsSuite:
             yield bench
 
     def test_a_partition_without_a_row_is_left_out(self, bench: Bench) -> None:
-        """A made-up position would be taken for a stored one, and `start=` would never be asked."""
+        """An invented position would be taken for a stored one, and `start=` would never be used."""
         assert bench.rows() == {}
         bench.move({bench.partitions[1]: 7})
         assert bench.offsets() == {bench.partitions[1]: 7}
@@ -65,13 +89,13 @@ class OffsetsSuite:
         assert bench.offsets() == wanted
 
     def test_what_was_saved_is_loaded_by_another_object_on_the_same_place(self, bench: Bench) -> None:
-        """Offsets that live in the object are gone with the process."""
+        """Offsets that are kept in the object are lost with the process."""
         first, *_ = bench.partitions
         bench.move({first: 7})
         assert bench.open().load(bench.group, [first]) == bench.rows()
 
     def test_the_first_use_of_the_place_may_be_by_several_at_once(self, bench: Bench) -> None:
-        """The processes of a service start together, on a database in which nothing has been made yet."""
+        """The processes of a service start together, on a database without tables."""
         stores = [bench.open() for _ in range(8)]
 
         def use(each: int, gate: threading.Barrier) -> Mapping[Partition, Position]:
@@ -81,7 +105,7 @@ class OffsetsSuite:
         assert at_once(8, use) == [{}] * 8
 
     def test_only_what_is_asked_for_is_loaded(self, bench: Bench) -> None:
-        """It may be asked with an iterator, which can be gone through once."""
+        """The partitions may be an iterator, which can be consumed once."""
         first, second, *_ = bench.partitions
         bench.move({first: 1, second: 2})
         assert bench.store.load(bench.group, iter([second])).keys() == {second}
@@ -100,7 +124,7 @@ class OffsetsSuite:
         assert bench.offsets() == {first: offset}
 
     def test_an_offset_never_goes_backwards(self, bench: Bench) -> None:
-        """A late save, of a commit that was tried again, would have records handled twice."""
+        """Otherwise a late save, of a commit that was tried again, would make the app handle records twice."""
         first, *_ = bench.partitions
         bench.move({first: 10})
         with contextlib.suppress(KconsumeError):
@@ -108,27 +132,27 @@ class OffsetsSuite:
         assert bench.offsets() == {first: 10}
 
     def test_the_same_offset_may_be_saved_again(self, bench: Bench) -> None:
-        """A save whose answer was lost is made again."""
+        """A save is repeated if its reply was lost."""
         first, *_ = bench.partitions
         bench.move({first: 10})
         bench.move({first: 10})
         assert bench.offsets() == {first: 10}
 
     def test_a_save_that_is_not_kept_is_an_error(self, bench: Bench) -> None:
-        """A partition that is not there, or not ours: whatever the store's reason, it says so."""
+        """For a partition that does not exist, or that this consumer does not own, the store raises an error."""
         unknown = Partition(bench.subject.topic, 99)
         with pytest.raises(KconsumeError):
             bench.store.save(bench.group, {bench.partitions[0]: Position(5), unknown: Position(5)})
 
     def test_a_reset_goes_anywhere(self, bench: Bench) -> None:
-        """Back, for records that a person wants again; forward, past those that nobody wants; and where no row is."""
+        """Back, for records that a user wants again; forward, past unwanted records; and where there is no row."""
         first, second, *_ = bench.partitions
         bench.move({first: 10})
         bench.store.reset(bench.group, {first: 3, second: 2**40})
         assert bench.offsets() == {first: 3, second: 2**40}
 
     def test_after_a_reset_it_goes_on_from_there(self, bench: Bench) -> None:
-        """The highest offset ever must not stay a bound."""
+        """The highest offset so far must not remain a lower bound."""
         first, *_ = bench.partitions
         bench.move({first: 10})
         bench.store.reset(bench.group, {first: 3})
@@ -147,7 +171,7 @@ class OffsetsSuite:
         other.store.delete(other.group)
 
     def test_to_delete_what_is_not_there_is_no_error(self, bench: Bench) -> None:
-        """A script that cleans up may run twice."""
+        """A cleanup script may run twice."""
         bench.store.delete(bench.group)
         bench.store.delete(bench.group)
 
@@ -181,7 +205,7 @@ class OffsetsSuite:
 
     @pytest.mark.parametrize("name", ODD_NAMES)
     def test_a_group_may_have_any_name(self, bench: Bench, name: str) -> None:
-        """A name that is pasted into a statement or a key is one that can break it, or that means others too."""
+        """A name that is pasted into a statement or a key can break it, or match other names."""
         first, *_ = bench.partitions
         odd = bench.of_group(f"{name}{bench.group}")
         bench.move({first: 3})
@@ -198,7 +222,7 @@ class OffsetsSuite:
         assert bench.rows()[first].topic_id == "Qm9v-aGFo_w"
 
     def test_an_unknown_topic_id_never_overwrites_a_known_one(self, bench: Bench) -> None:
-        """Not every broker tells the id; those that do must find the one they know."""
+        """Not every broker reports the id. A broker that reports one must find the id that was reported before."""
         first, *_ = bench.partitions
         bench.move({first: 7}, topic_id="known")
         bench.move({first: 8}, topic_id=None)
@@ -211,7 +235,7 @@ class OffsetsSuite:
         assert bench.rows()[first].topic_id == "known"
 
     def test_a_topic_that_was_made_again_is_an_error_and_not_a_jump(self, bench: Bench) -> None:
-        """The offset means nothing in the new log: who goes on would skip records, or handle others twice."""
+        """The offset has no meaning in the new log: a consumer that continues there would skip or repeat records."""
         first, *_ = bench.partitions
         began = _claims(bench, "one").claim_all([first])
         bench.me.held.update(began)
@@ -222,7 +246,8 @@ class OffsetsSuite:
         assert bench.offsets() == {first: 7}
 
     def test_the_leader_epoch_is_kept_with_the_offset(self, bench: Bench) -> None:
-        """By it, the client finds that a log was truncated below the offset, by a leader that lost its tail."""
+        """The client needs the epoch to notice that a leader lost its tail, and the log was truncated below the
+        offset."""
         first, *_ = bench.partitions
         bench.me.claim(first)
         bench.me.save({first: 7}, leader_epoch=4)
@@ -230,7 +255,7 @@ class OffsetsSuite:
         assert bench.me.claim(first)[first].leader_epoch == 4
 
     def test_the_leader_epoch_of_another_offset_does_not_survive_a_reset(self, bench: Bench) -> None:
-        """With the old record's epoch the client would take the new place for a truncated log."""
+        """With the epoch of the old record, the client would take the new offset for a truncated log."""
         first, *_ = bench.partitions
         bench.me.claim(first)
         bench.me.save({first: 7}, leader_epoch=4)
@@ -238,7 +263,7 @@ class OffsetsSuite:
         assert bench.rows()[first].leader_epoch is None
 
     def test_a_reset_forgets_the_topic_s_id(self, bench: Bench) -> None:
-        """The offset is meant for the topic that is there now: it is how a user goes on in one that was made again."""
+        """The offset is meant for the topic that exists now. So a user can continue in a recreated topic."""
         first, *_ = bench.partitions
         bench.move({first: 7}, topic_id="old")
         bench.store.reset(bench.group, {first: 0})
@@ -254,18 +279,28 @@ class OffsetsSuite:
         assert bench.offsets() == {first: 8}
 
     def test_it_may_be_closed_without_having_been_used_and_twice(self, bench: Bench) -> None:
-        """An app that fails while it starts closes what it has."""
+        """An app that fails at its start closes the stores that it has opened."""
         store = bench.open()
         store.close()
         store.close()
 
     def test_it_says_what_it_promises(self, bench: Bench) -> None:
-        """The start banner prints both."""
+        """The start banner prints the guarantee and the address."""
         assert "once" in bench.store.guarantee
         assert bench.store.address.partition("://")[1] == "://"
 
+    @pytest.mark.parametrize(("part", "protocol"), PARTS)
+    def test_a_declared_part_is_there(self, bench: Bench, part: str, protocol: type) -> None:
+        """The runtime calls the declared methods without a check."""
+        offers, name = capabilities_of(bench.store), type(bench.store).__name__
+        assert offers.store is bench.store, f"{name} declares the capabilities of another object"
+        declared = getattr(offers, part)
+        if declared is not None:
+            assert isinstance(declared, protocol), f"{name} declares {part} and is no {protocol.__name__}"
+            assert declared is bench.store, f"{name} declares another object as {part}"
+
     def test_a_place_that_is_away_is_said_so_and_found_again(self, bench: Bench) -> None:
-        """`StoreUnavailable` is tried again; any other error ends the consumer, which an outage must not do."""
+        """`StoreUnavailable` is tried again. Any other error ends the consumer, which an outage must not do."""
         first, *_ = bench.partitions
         bench.move({first: 7})
         with away(bench):
@@ -274,7 +309,7 @@ class OffsetsSuite:
         assert once_it_is_back(bench.offsets) == {first: 7}
 
     def methods(self, bench: Bench) -> Mapping[str, Callable[[OffsetStore], object]]:
-        """All that asks the place."""
+        """Every method that contacts the place, by name."""
         first, *_ = bench.partitions
         return {
             "load": lambda store: store.load(bench.group, [first]),
@@ -286,7 +321,7 @@ class OffsetsSuite:
 
 
 def away(bench: Bench) -> AbstractContextManager[object]:
-    """The place is away while this is open; a test that cannot have that is skipped."""
+    """Make the place unavailable during the block. Skips the test if the subject cannot do that."""
     if bench.subject.away is None:
         pytest.skip("the Subject has no away=")
     return bench.subject.away()
@@ -297,13 +332,13 @@ def _says_it_is_away(name: str, method: Callable[[OffsetStore], object], store: 
         method(store)
     except StoreUnavailable:
         return
-    except Exception as error:  # noqa: BLE001  (any other is what the test looks for)
+    except Exception as error:  # noqa: BLE001  (any other error is what the test looks for)
         pytest.fail(f"{name} raised {error!r} and not StoreUnavailable")
     pytest.fail(f"{name} succeeded on a place that is away")
 
 
 class _Logs(Cluster):
-    """A cluster of which every topic has one id, and whose logs begin at 0."""
+    """A cluster in which every topic has the same id, and every log begins at 0."""
 
     def __init__(self, topic_id: str) -> None:
         super().__init__("nowhere:9092", {})

@@ -1,7 +1,7 @@
-"""Beside the third level: a store that keeps what handlers send until it is confirmed.
+"""Beyond the third level: a store that keeps what handlers send until the broker has confirmed it.
 
-What must hold is seen by the relay's own questions: a row is there when its transaction has committed, for the owner of
-its partition and for nobody else, until it was said to be delivered.
+The tests use the calls of the relay. A row exists from the commit of its transaction until it is reported as delivered,
+and only the owner of its partition sees it.
 """
 
 from __future__ import annotations
@@ -12,20 +12,19 @@ from typing import Any, cast
 
 import pytest
 
-from kconsume.backends.abc import NumberedTx, OutboxStore, OutboxTx
-from kconsume.backends.outbox_table import Posted, Targets
+from kconsume._kafka.outgoing import Outgoing
+from kconsume.backends.capabilities import NumberedTx, OutboxStore, OutboxTx, capabilities_of
+from kconsume.backends.outbox.tables import Posted, Targets
 from kconsume.errors import StoreUnavailable
-from kconsume.output import Outgoing
 from kconsume.records import Partition
-from kconsume.testing.conformance.asynchronous import AwaitedTx
-from kconsume.testing.conformance.bench import NOT_OURS, Bench, Handling, Owner, once_it_is_back
+from kconsume.testing.conformance.harness import NOT_OURS, Bench, Handling, Owner, below, once_it_is_back
 from kconsume.testing.conformance.transactional import TransactionalSuite
 
 _ALL = 1000
 
 
 class OutboxSuite(TransactionalSuite):
-    """Subclass it as `Test…`, with a fixture `subject` that gives a `Subject` with `write`, `effects` and `own`."""
+    """Subclass it as `Test…`, with a fixture `subject` that returns a `Subject` with `write`, `effects` and `own`."""
 
     # With the transaction
 
@@ -41,14 +40,14 @@ class OutboxSuite(TransactionalSuite):
         assert (bench.effects(), bench.offsets()) == ([0], {first: 1})
 
     def test_rows_are_undone_with_their_transaction(self, bench: Bench) -> None:
-        """Sent all the same, they would tell of something that never happened."""
+        """If such rows were sent, they would report something that never happened."""
         first, *_ = bench.partitions
         bench.me.claim(first)
         for advances in (False, True):
             with pytest.raises(LookupError):
                 bench.me.run(first, _posting_and_raising(advances))
         assert values(read(bench.me, first)) == []
-        leave(bench.me, first, "good")
+        commit_rows(bench.me, first, "good")
         assert values(read(bench.me, first)) == ["good"]
 
     def test_a_transaction_that_was_fenced_leaves_no_rows(self, bench: Bench) -> None:
@@ -57,13 +56,13 @@ class OutboxSuite(TransactionalSuite):
         bench.me.claim(first)
         rival.claim(first)
         with pytest.raises(NOT_OURS):
-            leave(bench.me, first, "of a zombie")
+            commit_rows(bench.me, first, "of a zombie")
         assert values(read(rival, first)) == []
 
-    # What a row is
+    # Rows
 
     def test_a_row_has_all_of_its_record(self, bench: Bench) -> None:
-        """A tombstone is no empty value, and a header may be there twice, and be any bytes."""
+        """A tombstone is not an empty value. A header may occur twice, and its value may be any bytes."""
         first, *_ = bench.partitions
         sent = [
             Outgoing(b"\x00\xff", b"\xff\x00", (("a", b"\x00\xff"), ("a", b""), ("ü ☕", b"2")), "orders.out"),
@@ -82,7 +81,7 @@ class OutboxSuite(TransactionalSuite):
         first, *_ = bench.partitions
         bench.me.claim(first)
         for turn in range(4):
-            leave(bench.me, first, *(f"{turn}.{n:02}" for n in range(25)))
+            commit_rows(bench.me, first, *(f"{turn}.{n:02}" for n in range(25)))
         rows = read(bench.me, first)
         assert values(rows) == [f"{turn}.{n:02}" for turn in range(4) for n in range(25)]
         numbers = [row.number for row in rows]
@@ -90,7 +89,7 @@ class OutboxSuite(TransactionalSuite):
         assert read(bench.me, first, most=30) == rows[:30]
 
     def test_rows_to_some_topics_or_to_all_others_are_read_apart(self, bench: Bench) -> None:
-        """Where a row to one topic is refused, those to other topics go on."""
+        """If a row to one topic is refused, rows to other topics are still sent."""
         first, second, *_ = bench.partitions
         bench.me.claim(first, second)
         for partition in (first, second):
@@ -106,12 +105,12 @@ class OutboxSuite(TransactionalSuite):
         assert {p: values(rows) for p, rows in found.items() if rows} == {first: ["b0", "b1", "b2"]}
         store.delivered(bench.group, {first: [row.number for row in found[first]]})
         assert values(read(bench.me, first)) == ["a0", "c0", "a1", "c1", "a2", "c2"], (
-            "what was not chosen is still there"
+            "rows to other topics are still there"
         )
-        person(bench, "to orders.out")
-        assert values(store.strays("me", _ALL, Targets(("elsewhere",)))) == []
-        assert values(store.strays("me", _ALL, Targets(("elsewhere",), others=True))) == ["to orders.out"]
-        assert values(store.strays("me", _ALL, Targets(("orders.out",)))) == ["to orders.out"]
+        insert_unowned(bench, "to orders.out")
+        assert values(store.unowned_rows("me", _ALL, Targets(("elsewhere",)))) == []
+        assert values(store.unowned_rows("me", _ALL, Targets(("elsewhere",), others=True))) == ["to orders.out"]
+        assert values(store.unowned_rows("me", _ALL, Targets(("orders.out",)))) == ["to orders.out"]
 
     def test_rows_are_those_of_their_partition_and_group(self, bench: Bench) -> None:
         first, second, third, *_ = bench.partitions
@@ -119,7 +118,7 @@ class OutboxSuite(TransactionalSuite):
         for owner in (bench.me, other.me):
             owner.claim(first, second, third)
             for partition in (first, second):
-                leave(owner, partition, f"{owner.bench.group} {partition.number}")
+                commit_rows(owner, partition, f"{owner.bench.group} {partition.number}")
         found = _store(bench.me).posted(bench.group, {p: bench.me.held[p].epoch for p in (first, second, third)}, _ALL)
         assert {p: values(rows) for p, rows in found.items() if rows} == {
             first: [f"{bench.group} 0"],
@@ -130,43 +129,45 @@ class OutboxSuite(TransactionalSuite):
     def test_nothing_asked_for_is_nothing_read_and_nothing_deleted(self, bench: Bench) -> None:
         first, *_ = bench.partitions
         bench.me.claim(first)
-        leave(bench.me, first, "a")
+        commit_rows(bench.me, first, "a")
         assert _store(bench.me).posted(bench.group, {}, _ALL) == {}
         _store(bench.me).delivered(bench.group, {})
         _store(bench.me).delivered(bench.group, {first: []})
         assert values(read(bench.me, first)) == ["a"]
 
-    # Whose it is
+    # Owners
 
     def test_under_a_stale_epoch_nothing_is_read_and_the_next_owner_reads_it(self, bench: Bench) -> None:
-        """Else a zombie would go on sending, between what the owner sends."""
+        """Otherwise a zombie would keep sending, mixed with the records of the owner."""
         first, second, *_ = bench.partitions
         rival = bench.owner("rival")
         bench.me.claim(first, second)
-        leave(bench.me, first, "a")
-        leave(bench.me, second, "b")
+        commit_rows(bench.me, first, "a")
+        commit_rows(bench.me, second, "b")
         rival.claim(first)
         found = _store(bench.me).posted(bench.group, {p: bench.me.held[p].epoch for p in (first, second)}, _ALL)
         assert {p: values(rows) for p, rows in found.items() if rows} == {second: ["b"]}
         assert values(read(rival, first)) == ["a"]
-        assert values(read(rival, first, rival.held[first].epoch + 1)) == [], "nor under one that nobody has"
+        assert values(read(rival, first, rival.held[first].epoch + 1)) == [], (
+            "nor under an epoch that was never given out"
+        )
 
     def test_after_a_reclaim_the_rows_are_read_under_the_new_epoch(self, bench: Bench) -> None:
         first, *_ = bench.partitions
         old = bench.me.claim(first)[first].epoch
-        leave(bench.me, first, "a")
+        commit_rows(bench.me, first, "a")
         bench.me.reclaim(first)
         assert (values(read(bench.me, first, old)), values(read(bench.me, first))) == ([], ["a"])
 
-    # What is delivered
+    # Delivered rows
 
     def test_what_was_delivered_is_gone_and_nothing_else(self, bench: Bench) -> None:
         first, second, *_ = bench.partitions
         bench.me.claim(first, second)
-        leave(bench.me, first, "a", "b", "c", "d")
-        leave(bench.me, second, "other")
+        commit_rows(bench.me, first, "a", "b", "c", "d")
+        commit_rows(bench.me, second, "other")
         numbers = [row.number for row in read(bench.me, first)]
-        for _ in range(2):  # the second time they are gone already, which is no error
+        for _ in range(2):  # the second time the rows are deleted already, which is no error
             _store(bench.me).delivered(bench.group, {first: [numbers[0], numbers[2]]})
             assert values(read(bench.me, first)) == ["b", "d"]
         assert values(read(bench.me, second)) == ["other"]
@@ -175,124 +176,126 @@ class OutboxSuite(TransactionalSuite):
         first, second, *_ = bench.partitions
         bench.me.claim(first, second)
         for partition in (first, second):
-            leave(bench.me, partition, "a", "b")
+            commit_rows(bench.me, partition, "a", "b")
         gone = {p: [read(bench.me, p)[0].number] for p in (first, second)}
         _store(bench.me).delivered(bench.group, gone)
         assert [values(read(bench.me, p)) for p in (first, second)] == [["b"], ["b"]]
 
     def test_what_a_zombie_has_delivered_is_gone_as_well(self, bench: Bench) -> None:
-        """The broker has confirmed it, whoever owns the partition now."""
+        """The broker has confirmed the row, so it is deleted under any owner of the partition."""
         first, *_ = bench.partitions
         rival = bench.owner("rival")
         bench.me.claim(first)
-        leave(bench.me, first, "a", "b")
+        commit_rows(bench.me, first, "a", "b")
         rows = read(bench.me, first)
         rival.claim(first)
         _store(bench.me).delivered(bench.group, {first: [rows[0].number]})
         assert values(read(rival, first)) == ["b"]
 
     def test_a_number_is_never_given_out_again(self, bench: Bench) -> None:
-        """A zombie that wakes after days deletes by number what it had sent: it must hit nothing that came later."""
+        """A zombie that wakes after days deletes, by number, the rows that it had sent. It must not delete later
+        rows."""
         first, *_ = bench.partitions
         bench.me.claim(first)
-        leave(bench.me, first, "a", "b")
+        commit_rows(bench.me, first, "a", "b")
         rows = read(bench.me, first)
         _store(bench.me).delivered(bench.group, {first: [row.number for row in rows]})
         bench.store.close()
-        leave(bench.me, first, "c", "d")
+        commit_rows(bench.me, first, "c", "d")
         _store(bench.me).delivered(bench.group, {first: [row.number for row in rows]})
         assert values(read(bench.me, first)) == ["c", "d"]
 
     def test_the_numbers_that_a_transaction_tells_are_those_of_its_rows(self, bench: Bench) -> None:
-        """By them rows are sent that nobody has read back, and deleted: another's would be, and be lost."""
+        """Rows are sent and deleted by these numbers without being read back. A wrong number would delete, and lose,
+        another row."""
         first, second, *_ = bench.partitions
         bench.me.claim(first, second)
-        leave(bench.me, first, "before")
-        leave(bench.me, second, "another's")
+        commit_rows(bench.me, first, "before")
+        commit_rows(bench.me, second, "another's")
         with bench.me.transaction(first) as handling:
             post(handling, "a", "b", "c")
             post(handling, "d")
             handling.advance(1, 2)
         if (numbers := _numbers_of(handling)) is None:
-            pytest.skip("its transactions tell no numbers, so its rows are read back")
+            pytest.skip("the store does not declare numbers_rows, so its rows are read back")
         assert [row.number for row in read(bench.me, first)][1:] == list(numbers)
 
-    # What is nobody's
+    # Rows of the user's own transactions, which belong to no partition
 
     def test_a_row_of_a_person_s_own_transaction_is_there_if_it_commits(self, bench: Bench) -> None:
-        person(bench, "committed")
+        insert_unowned(bench, "committed")
         with pytest.raises(LookupError):
-            person(bench, "undone", error=LookupError())
-        person(bench, "later")
-        assert values(_store(bench.me).strays("me", _ALL)) == ["committed", "later"]
-        assert values(_store(bench.me).strays("me", 1)) == ["committed"]
+            insert_unowned(bench, "undone", error=LookupError())
+        insert_unowned(bench, "later")
+        assert values(_store(bench.me).unowned_rows("me", _ALL)) == ["committed", "later"]
+        assert values(_store(bench.me).unowned_rows("me", 1)) == ["committed"]
 
     def test_what_is_nobody_s_has_one_sender_at_a_time(self, bench: Bench) -> None:
         rival = _store(bench.owner("rival"))
-        assert _store(bench.me).strays("me", _ALL) == []
-        person(bench, "a")
+        assert _store(bench.me).unowned_rows("me", _ALL) == []
+        insert_unowned(bench, "a")
         for _ in range(2):
-            assert values(_store(bench.me).strays("me", _ALL)) == ["a"]
-            assert rival.strays("rival", _ALL) == [], "while another sends it"
+            assert values(_store(bench.me).unowned_rows("me", _ALL)) == ["a"]
+            assert rival.unowned_rows("rival", _ALL) == [], "while another sends it"
 
     def test_what_is_nobody_s_is_gone_when_it_was_delivered(self, bench: Bench) -> None:
-        person(bench, "a")
-        person(bench, "b")
+        insert_unowned(bench, "a")
+        insert_unowned(bench, "b")
         store = _store(bench.me)
-        number = store.strays("me", _ALL)[0].number
+        number = store.unowned_rows("me", _ALL)[0].number
         store.delivered("", {Partition("", 0): [number]})
-        assert values(store.strays("me", _ALL)) == ["b"]
+        assert values(store.unowned_rows("me", _ALL)) == ["b"]
 
     def test_what_is_nobody_s_and_what_is_a_partition_s_are_apart(self, bench: Bench) -> None:
         first, *_ = bench.partitions
         bench.me.claim(first)
-        leave(bench.me, first, "a handler's")
-        person(bench, "a person's")
-        assert values(_store(bench.me).strays("me", _ALL)) == ["a person's"]
+        commit_rows(bench.me, first, "a handler's")
+        insert_unowned(bench, "a user's")
+        assert values(_store(bench.me).unowned_rows("me", _ALL)) == ["a user's"]
         assert values(read(bench.me, first)) == ["a handler's"]
 
-    # What was taken in
+    # Handled origins
 
     def test_an_origin_is_taken_in_once_by_each_group(self, bench: Bench) -> None:
         first, second, *_ = bench.partitions
         bench.me.claim(first, second)
-        assert take_in(bench.me, first, "a#0", "b#0", "a#0") == {"a#0", "b#0"}
-        _store(bench.me).forget_origins()  # which are those of long ago
-        assert take_in(bench.me, first, "a#0", "it's \\ new") == {"it's \\ new"}
-        assert take_in(bench.me, second, "b#0", "c#0") == {"c#0"}, "whatever the partition"
+        assert record_origins(bench.me, first, "a#0", "b#0", "a#0") == {"a#0", "b#0"}
+        _store(bench.me).forget_origins()  # deletes expired origins only
+        assert record_origins(bench.me, first, "a#0", "it's \\ new") == {"it's \\ new"}
+        assert record_origins(bench.me, second, "b#0", "c#0") == {"c#0"}, "in any partition of the group"
         other = bench.of_group(f"{bench.group}-other")
         other.me.claim(first)
-        assert take_in(other.me, first, "a#0") == {"a#0"}
+        assert record_origins(other.me, first, "a#0") == {"a#0"}
 
     def test_what_was_taken_in_is_undone_with_its_transaction(self, bench: Bench) -> None:
-        """Else a record that failed would be taken for one that was handled."""
+        """Otherwise the record of a failed transaction would count as handled."""
         first, *_ = bench.partitions
         bench.me.claim(first)
 
         def take_and_raise(handling: Handling) -> None:
-            assert _tx(handling).take_in(["a#0"]) == {"a#0"}
+            assert _tx(handling).record_origins(["a#0"]) == {"a#0"}
             raise LookupError
 
         with pytest.raises(LookupError):
             bench.me.run(first, take_and_raise)
-        assert take_in(bench.me, first, "a#0") == {"a#0"}
+        assert record_origins(bench.me, first, "a#0") == {"a#0"}
 
-    # A place that is away
+    # An unavailable place
 
     def test_an_outbox_that_is_away_says_so_and_has_its_rows_when_it_is_back(self, bench: Bench) -> None:
-        """The relay tries again what is unavailable; anything else it would take for a fault of its own."""
+        """The relay tries again after `StoreUnavailable`. It would treat any other error as a fault of its own."""
         away = bench.subject.away
         if away is None:
             pytest.skip("the Subject has no away=")
         first, *_ = bench.partitions
         bench.me.claim(first)
-        leave(bench.me, first, "a")
+        commit_rows(bench.me, first, "a")
         store, row = _store(bench.me), read(bench.me, first)[0]
         with away():
             for ask in (
                 lambda: read(bench.me, first),
                 lambda: store.delivered(bench.group, {first: [row.number]}),
-                lambda: store.strays("me", _ALL),
+                lambda: store.unowned_rows("me", _ALL),
                 store.forget_origins,
             ):
                 with pytest.raises(StoreUnavailable):
@@ -301,21 +304,22 @@ class OutboxSuite(TransactionalSuite):
 
 
 def _store(owner: Owner) -> OutboxStore:
-    names = ["posted", "delivered", "strays", "posting", "forget_origins"]
-    missing = [name for name in names if not hasattr(owner.store, name)]
-    assert not missing, f"{type(owner.store).__name__} is no OutboxStore: it has no {', '.join(missing)}"
-    return cast(OutboxStore, owner.store)
+    outbox = capabilities_of(owner.store).outbox
+    assert outbox is not None, f"{type(owner.store).__name__} declares no outbox"
+    return outbox
 
 
 def _tx(handling: Handling) -> OutboxTx:
-    missing = [name for name in ("post", "take_in") if not hasattr(handling.tx, name)]
-    assert not missing, f"{type(handling.tx).__name__} is no OutboxTx: it has no {', '.join(missing)}"
-    return cast(OutboxTx, handling.tx)
+    assert isinstance(handling.tx, OutboxTx), (
+        f"{type(handling.tx).__name__} is no OutboxTx: it needs post, record_origins"
+    )
+    return handling.tx
 
 
 def _numbers_of(handling: Handling) -> Sequence[int] | None:
-    tx = handling.tx.awaited if isinstance(handling.tx, AwaitedTx) else handling.tx
-    return tx.numbers() if isinstance(tx, NumberedTx) else None
+    if not capabilities_of(handling.owner.store).numbers_rows:
+        return None
+    return cast(NumberedTx, below(handling)).numbers()
 
 
 def outgoing(value: str) -> Outgoing:
@@ -326,8 +330,8 @@ def post(handling: Handling, *values: str) -> None:
     _tx(handling).post([outgoing(value) for value in values])
 
 
-def leave(owner: Owner, partition: Partition, *values: str) -> None:
-    """Rows in a transaction that moves the offset by one."""
+def commit_rows(owner: Owner, partition: Partition, *values: str) -> None:
+    """Post rows in a transaction that moves the offset by one."""
     at = owner.store.load(owner.bench.group, [partition])[partition].next_offset
 
     def handle(handling: Handling) -> None:
@@ -337,11 +341,11 @@ def leave(owner: Owner, partition: Partition, *values: str) -> None:
     owner.run(partition, handle)
 
 
-def take_in(owner: Owner, partition: Partition, *origins: str) -> set[str]:
-    """Those that were new, in a transaction that moves the offset by one."""
+def record_origins(owner: Owner, partition: Partition, *origins: str) -> set[str]:
+    """Returns the origins that were new, in a transaction that moves the offset by one."""
     at, new = owner.store.load(owner.bench.group, [partition])[partition].next_offset, set[str]()
     with owner.transaction(partition) as handling:
-        new.update(_tx(handling).take_in(list(origins)))
+        new.update(_tx(handling).record_origins(list(origins)))
         handling.advance(at, at + 1)
     return new
 
@@ -351,11 +355,11 @@ def read(owner: Owner, partition: Partition, epoch: int | None = None, most: int
     return _store(owner).posted(owner.bench.group, {partition: asked}, most).get(partition, [])
 
 
-def person(bench: Bench, value: str, error: Exception | None = None) -> None:
-    """A row in a transaction of a person's own, that ends with this error if there is one."""
+def insert_unowned(bench: Bench, value: str, error: Exception | None = None) -> None:
+    """Insert a row in a transaction of the user's own, which ends with this error if there is one."""
     if bench.subject.own is None:
-        pytest.fail("the Subject of a store with an outbox needs own=, a transaction of a person's own")
-    statement = _store(bench.me).posting(outgoing(value))
+        pytest.fail("the Subject of a store with an outbox needs own=, a transaction of the user's own")
+    statement = _store(bench.me).insert_statement(outgoing(value))
     with bench.subject.own() as execute:
         execute(*statement)
         if error is not None:

@@ -1,6 +1,6 @@
-"""The store that a suite examines: how to open it, how to write through it, how to look at it from outside.
+"""The store that a suite examines: how to open it, how to write through it, and how to look at it from outside.
 
-A value that the store's author fills in; nothing here opens or checks anything.
+`Subject` is a value that the author of the store fills in. Nothing here opens or checks anything.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-from kconsume.backends.abc import OffsetStore
+from kconsume.backends.base import OffsetStore
 
 
 def _unique(name: str) -> str:
@@ -20,32 +20,33 @@ def _unique(name: str) -> str:
 
 @dataclass(frozen=True)
 class Subject:
-    """A place where a store keeps its rows. It may hold rows of other groups; those are left alone."""
+    """A place where a store keeps its rows. It may hold rows of other groups, which the suite does not touch."""
 
     open: Callable[[], OffsetStore]
-    """A store object on this place, a new one each time: two owners are two objects. A place that is itself an object
-    in memory may give the same one again. The suite closes them."""
+    """Returns a new store object on this place at each call, because two owners are two objects. If the place is an
+    object in memory, each call may return the same one. The suite closes the objects."""
 
     write: Callable[..., object] | None = None
-    """`write(connection, number)` leaves one effect, the number, through the `connection` of a transaction, as a
-    handler would. To write a number twice must be possible, and must be seen: no unique key."""
+    """`write(connection, number)` writes one effect, the number, through the `connection` of a transaction, as a
+    handler would. It must be possible to write a number twice, and to see it twice: no unique key."""
 
     effects: Callable[[], Iterable[int]] | None = None
-    """All numbers that were written and committed, read from outside every transaction, in any order."""
+    """Returns all committed numbers, in any order, read outside of all transactions."""
 
     own: Callable[[], AbstractContextManager[Callable[[str, Any], object]]] | None = None
-    """`with own() as execute:` is a transaction of a person's own in this place, that commits at a normal exit and else
-    rolls back; `execute(statement, parameters)` writes in it. For a store with an outbox only."""
+    """`with own() as execute:` is a transaction of the user's own in this place. It commits at a normal exit, else it
+    rolls back. `execute(statement, parameters)` writes in the transaction. Only for a store with an outbox."""
 
     away: Callable[[], AbstractContextManager[object]] | None = None
-    """While it is open, the place cannot be reached, by no store object. Without it those tests are skipped."""
+    """A context manager: during its block no store object can reach the place. With None, tests of that are skipped."""
 
     round_trips: Callable[[], int] | None = None
-    """How often the place has been asked so far, by whomever, where it can tell. A claim of 1,000 partitions is then
-    counted; without it, it is timed, and a place next door hides much."""
+    """Returns the number of round trips to the place so far, by all clients, if the place can count them. The suite
+    then counts the round trips of a claim of 1,000 partitions. Otherwise the suite times the claim, and with a server
+    nearby, extra round trips may not show."""
 
     group: str = field(default_factory=lambda: _unique("shop"))
-    """A group without rows, of which the suite may make rows."""
+    """A group without rows. The suite makes rows for it."""
 
     topic: str = field(default_factory=lambda: _unique("orders"))
-    """A topic whose partitions 0 to 3 the store takes rows for."""
+    """A topic for whose partitions 0 to 3 the store accepts rows."""

@@ -1,8 +1,8 @@
 """The third level: a store that shares a transaction with handlers, so that effects and offset commit together.
 
-Nothing is assumed of when a write takes effect (it may be queued until the end) nor of where a stale owner is refused
-(at the advance or at the end): what must hold is what is there afterwards, seen from outside. What happens when another
-claims the partition of an open transaction is in `zombies.py`.
+The tests do not assume when a write takes effect (it may be queued until the end), nor where a stale owner is refused
+(at the advance or at the end). The tests check the rows that exist afterwards, seen from outside. `zombies` examines
+claims while a transaction is open on the partition.
 """
 
 from __future__ import annotations
@@ -15,20 +15,36 @@ from dataclasses import replace
 
 import pytest
 
-from kconsume.backends.abc import OffsetStore, Position, SeverableTx
-from kconsume.backends.registry import severs
+from kconsume.backends.base import OffsetStore, Position
+from kconsume.backends.capabilities import (
+    FinishingTx,
+    LetterTx,
+    NumberedTx,
+    OutboxTx,
+    SeverableTx,
+    capabilities_of,
+)
 from kconsume.errors import Fenced, StoreError
 from kconsume.records import Partition
-from kconsume.testing.conformance.bench import LONG, Bench, Handling, at_once, number, once_it_is_back
 from kconsume.testing.conformance.fenced import FencedSuite
+from kconsume.testing.conformance.harness import LONG, Bench, Handling, at_once, below, number, once_it_is_back
 from kconsume.testing.conformance.offsets import ODD_NAMES, away
 from kconsume.testing.conformance.zombies import Zombies
 
+TX_CAPABILITIES: list[tuple[str, type]] = [
+    ("outbox", OutboxTx),
+    ("keeps_letters", LetterTx),
+    ("severs", SeverableTx),
+    ("finishes", FinishingTx),
+    ("numbers_rows", NumberedTx),
+]
+"""What a store may declare about its transactions, and the methods that each must then have."""
+
 
 class TransactionalSuite(Zombies, FencedSuite):
-    """Subclass it as `Test…`, with a fixture `subject` that gives a `Subject` with `write` and `effects`."""
+    """Subclass it as `Test…`, with a fixture `subject` that returns a `Subject` with `write` and `effects`."""
 
-    # Both or neither
+    # Effects and offset: both or neither
 
     def test_what_the_handler_writes_and_the_offset_commit_together(self, bench: Bench) -> None:
         first, *_ = bench.partitions
@@ -51,7 +67,7 @@ class TransactionalSuite(Zombies, FencedSuite):
         assert bench.settled(second)
 
     def test_an_error_of_the_handler_undoes_both_and_is_its_own(self, bench: Bench) -> None:
-        """Before and after the advance: half of a record's effects is worse than none."""
+        """The handler fails before or after the advance. Half of the effects of a record is worse than none."""
         first, *_ = bench.partitions
         bench.me.claim(first)
         for advances in (False, True):
@@ -60,7 +76,7 @@ class TransactionalSuite(Zombies, FencedSuite):
         assert (bench.effects(), bench.offsets()) == ([], {first: 0})
 
     def test_an_interrupt_undoes_both(self, bench: Bench) -> None:
-        """What is no `Exception` (the end of a thread, Ctrl-C, a cancelled task) leaves the transaction too."""
+        """Other exceptions leave the transaction too: the end of a thread, Ctrl-C, a cancelled task."""
         first, *_ = bench.partitions
         bench.me.claim(first)
         with pytest.raises(KeyboardInterrupt):
@@ -68,7 +84,7 @@ class TransactionalSuite(Zombies, FencedSuite):
         assert (bench.effects(), bench.offsets()) == ([], {first: 0})
 
     def test_after_an_error_the_next_transaction_is_clean(self, bench: Bench) -> None:
-        """A connection goes back to its pool as it was, with nothing of the failed one in it."""
+        """A connection goes back to its pool clean, without anything of the failed transaction."""
         first, *_ = bench.partitions
         bench.me.claim(first)
         for _ in range(3):
@@ -87,7 +103,7 @@ class TransactionalSuite(Zombies, FencedSuite):
 
     @pytest.mark.parametrize("name", ODD_NAMES)
     def test_a_transaction_knows_any_name(self, bench: Bench, name: str) -> None:
-        """Its fence has statements, keys and locks of its own, made of the same names."""
+        """The fence of a transaction has statements, keys and locks of its own, made of the same names."""
         odd, other = bench.of_group(f"{name}{bench.group}"), bench.of_group(bench.group)
         partition = Partition(name, 0)
         odd.me.claim(partition)
@@ -102,7 +118,7 @@ class TransactionalSuite(Zombies, FencedSuite):
         assert bench.effects() == [number(partition, 0)]
 
     def test_the_topic_s_id_and_owner_survive_an_advance(self, bench: Bench) -> None:
-        """What `claim` compares with the cluster must still be there after a day of transactions."""
+        """`claim` compares these with the cluster, so they must still exist after a day of transactions."""
         first, *_ = bench.partitions
         bench.me.claim(first)
         bench.me.save({first: 1}, topic_id="known")
@@ -112,7 +128,8 @@ class TransactionalSuite(Zombies, FencedSuite):
         assert (row.next_offset, row.topic_id, row.owner, row.leader_epoch) == (5, "known", "me", 3)
 
     def test_a_handler_s_own_error_is_not_the_store_s_fault(self, bench: Bench) -> None:
-        """What is the store's is tried again without end: a record that cannot be handled would stop its partition."""
+        """A fault of the store is tried again without end, so a record that cannot be handled would stop its
+        partition."""
         first, *_ = bench.partitions
         bench.me.claim(first)
         with bench.me.transaction(first) as handling:
@@ -123,7 +140,7 @@ class TransactionalSuite(Zombies, FencedSuite):
     # The fence
 
     def test_an_advance_from_where_we_are_not_leaves_nothing(self, bench: Bench) -> None:
-        """Records that were handled already, by us before an answer was lost, or records that were left out."""
+        """Records that we handled before a reply was lost would be repeated, or records would be left out."""
         first, *_ = bench.partitions
         bench.me.claim(first, at=1)
         for old in (0, 2):
@@ -132,8 +149,8 @@ class TransactionalSuite(Zombies, FencedSuite):
             assert (bench.effects(), bench.offsets()) == ([], {first: 1})
 
     def test_a_commit_behind_an_advance_that_was_refused_commits_nothing(self, bench: Bench) -> None:
-        """A COMMIT that is queued behind the advance is sent before anybody has looked at the answer: the effect of a
-        fenced owner would be committed, and its successor's too."""
+        """A COMMIT that is queued behind the advance is sent before the reply to the advance is read. It would commit
+        the effect of a fenced owner, and the successor would commit the same effect again."""
         first, *_ = bench.partitions
         bench.me.claim(first, at=1)
         with contextlib.suppress(StoreError):
@@ -141,14 +158,14 @@ class TransactionalSuite(Zombies, FencedSuite):
         assert (bench.effects(), bench.offsets()) == ([], {first: 1})
 
     def test_a_refused_advance_is_told_although_nobody_looked(self, bench: Bench) -> None:
-        """Who believes that it was committed would go on from the wrong place."""
+        """A caller that assumes the commit would continue from the wrong offset."""
         first, *_ = bench.partitions
         bench.me.claim(first, at=1)
         with pytest.raises(StoreError):
             bench.me.run(first, _not_looking)
 
     def test_a_transaction_where_no_row_is_does_not_begin(self, bench: Bench) -> None:
-        """Never claimed, or deleted by a person."""
+        """The row was never claimed, or a user deleted it."""
         first, second, *_ = bench.partitions
         bench.me.claim(first)
         bench.store.delete(bench.group)
@@ -164,10 +181,10 @@ class TransactionalSuite(Zombies, FencedSuite):
             self.does_not_begin(bench.me, first, epoch)
         assert (bench.effects(), bench.offsets()) == ([], {first: 0})
 
-    # Its end
+    # The end of a transaction
 
     def test_a_transaction_that_has_ended_is_not_used_again(self, bench: Bench) -> None:
-        """A thread or a task that a handler left behind: what it writes would be in no transaction, or in another's."""
+        """A thread or task that a handler left running would write outside of a transaction, or in another one."""
         first, *_ = bench.partitions
         bench.me.claim(first)
         bench.me.handle(first)
@@ -183,7 +200,7 @@ class TransactionalSuite(Zombies, FencedSuite):
         assert bench.settled(first)
 
     def test_a_transaction_that_has_failed_is_not_used_again(self, bench: Bench) -> None:
-        """The same, for a handler that raised."""
+        """A thread or task may also be left running by a handler that raised."""
         first, *_ = bench.partitions
         bench.me.claim(first)
         kept: list[Handling] = []
@@ -210,10 +227,10 @@ class TransactionalSuite(Zombies, FencedSuite):
         assert bench.settled(first)
         assert bench.offsets() == {first: 2}
 
-    # Side by side
+    # Concurrent use
 
     def test_a_reader_does_not_wait_for_the_transaction_that_runs(self, bench: Bench) -> None:
-        """A slow handler may hold up those who write, and not `status`, which only looks."""
+        """A slow handler may delay writers, but not `status`, which only reads."""
         first, *_ = bench.partitions
         bench.me.claim(first)
         other = bench.open()
@@ -229,7 +246,7 @@ class TransactionalSuite(Zombies, FencedSuite):
         assert bench.settled(first)
 
     def test_transactions_of_many_threads_all_get_their_turn(self, bench: Bench) -> None:
-        """On one store object, as the workers of one process have it."""
+        """On one store object, as the workers of a process use it."""
         bench.me.claim()
         times = 20
 
@@ -241,13 +258,27 @@ class TransactionalSuite(Zombies, FencedSuite):
         assert bench.offsets() == dict.fromkeys(bench.partitions, times)
         assert bench.effects() == [number(p, at) for p in bench.partitions for at in range(times)]
 
-    # A handler that does not come back
+    # What the store declares
+
+    @pytest.mark.parametrize(("capability", "protocol"), TX_CAPABILITIES)
+    def test_a_transaction_has_what_the_store_declares(self, bench: Bench, capability: str, protocol: type) -> None:
+        """The runtime calls the declared methods without a check."""
+        first, *_ = bench.partitions
+        bench.me.claim(first)
+        with bench.me.transaction(first) as handling:
+            if getattr(capabilities_of(bench.store), capability):
+                assert isinstance(below(handling), protocol), (
+                    f"{type(bench.store).__name__} declares {capability}, and its transaction is no {protocol.__name__}"
+                )
+            handling.advance(0, 1)
+
+    # A handler that hangs
 
     def test_a_transaction_that_is_taken_away_is_undone_and_its_handler_can_write_no_more(self, bench: Bench) -> None:
-        """While the handler still has it in hand, on a thread of its own. For `timeout=` on threads: a store that
-        cannot do it does not say `severs`, and is not asked."""
-        if not severs(bench.store):
-            pytest.skip("the store does not say severs = True")
+        """The handler's thread still uses the transaction when `sever` is called, as after `timeout=` on threads. The
+        test is skipped for a store that does not declare `severs`."""
+        if not capabilities_of(bench.store).severs:
+            pytest.skip("the store does not declare severs")
         first, *_ = bench.partitions
         bench.me.claim(first)
         with ThreadPoolExecutor(1) as handler:
@@ -258,7 +289,9 @@ class TransactionalSuite(Zombies, FencedSuite):
 
             def give_up(handling: Handling) -> None:
                 handler.submit(handling.write, 0).result(LONG)
-                assert isinstance(handling.tx, SeverableTx), "the store says severs, and its transaction has no sever()"
+                assert isinstance(handling.tx, SeverableTx), (
+                    "the store declares severs, and its transaction has no sever()"
+                )
                 handling.tx.sever()
                 refused_late(handling, 1)
                 raise _GivenUp(handling)
@@ -270,10 +303,11 @@ class TransactionalSuite(Zombies, FencedSuite):
         bench.me.handle(first)
         assert bench.settled(first)
 
-    # The place goes
+    # The place becomes unavailable
 
     def test_a_place_that_goes_inside_a_transaction_has_both_or_neither(self, bench: Bench) -> None:
-        """The database is restarted while a handler runs; nobody knows, until it is back, whether it was committed."""
+        """The database restarts while a handler runs. Until it is back, it is unknown whether the transaction
+        committed."""
         first, *_ = bench.partitions
         bench.me.claim(first)
         bench.me.handle(first)
@@ -295,7 +329,7 @@ class TransactionalSuite(Zombies, FencedSuite):
 
 
 class _GivenUp(BaseException):
-    """As the runtime leaves a transaction that it has taken away: nobody is asked whose fault it is."""
+    """Raised to leave a severed transaction as the runtime does: `Tx.fault` is not called."""
 
     def __init__(self, handling: Handling) -> None:
         self.handling = handling
@@ -312,7 +346,7 @@ def _raising(error: BaseException, advances: bool = True) -> Callable[[Handling]
 
 
 def _not_looking(handling: Handling) -> None:
-    """The advance is from a place where the partition is not, and whoever runs this does not see it refused."""
+    """A handler that advances from an offset that the row does not have, and ignores the refusal."""
     handling.write(0)
     with contextlib.suppress(Fenced):
         handling.advance(0, 1)
@@ -321,6 +355,6 @@ def _not_looking(handling: Handling) -> None:
 def _is_refused(use: Callable[[], object], what: str) -> None:
     try:
         use()
-    except Exception:  # noqa: BLE001  (whatever the driver or the store calls it)
+    except Exception:  # noqa: BLE001  (the error may be of the driver or of the store)
         return
     pytest.fail(f"{what} in a transaction that has ended was not refused")

@@ -1,7 +1,7 @@
-"""The third level, when owners meet: a partition is claimed while another's transaction is open on it.
+"""The third level, with concurrent owners: a partition is claimed while a transaction of another owner is open on it.
 
-A store may let the claim through at once and refuse the transaction, or let the claim wait until the transaction has
-ended. So each test looks at what is there afterwards: the claim came before the commit, or after it, never through it.
+A store may grant the claim at once and refuse the transaction, or let the claim wait until the transaction has ended.
+So each test checks the rows that exist afterwards: the claim came before the commit or after it, never in the middle.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 
 from kconsume.errors import Fenced, StoreUnavailable
 from kconsume.records import Partition
-from kconsume.testing.conformance.bench import LONG, NOT_OURS, Bench, Owner, at_once, meanwhile
+from kconsume.testing.conformance.harness import LONG, NOT_OURS, Bench, Owner, at_once, meanwhile
 
 _T = TypeVar("_T")
 Moment = Literal["begin", "write", "advance"]
@@ -27,16 +27,16 @@ class Zombies:
     """Part of `TransactionalSuite`."""
 
     rounds: ClassVar[int] = 50
-    """How often another claims a partition that is being worked on."""
+    """How often a rival claims a partition while its owner works on it."""
 
     patience: ClassVar[float] = 5.0
-    """Seconds that another may take to get past an open transaction, before the test lets the transaction go on."""
+    """Seconds that the test waits for the rival, before it lets the open transaction continue."""
 
     fence_shows_at_the_end: ClassVar[bool] = False
-    """Whether a transaction may begin under a stale epoch, and be refused when it ends: pipelined ones may."""
+    """True if a transaction under a stale epoch may begin and be refused at its end, as pipelined ones may."""
 
     def test_a_transaction_begun_after_another_s_claim_does_not_begin(self, bench: Bench) -> None:
-        """The handler is not even called, so that a zombie calls nobody outside."""
+        """The handler is not called, so that a zombie makes no outside calls."""
         first, *_ = bench.partitions
         bench.me.claim(first)
         bench.me.handle(first)
@@ -60,8 +60,8 @@ class Zombies:
 
     @pytest.mark.parametrize("moment", ["begin", "write", "advance"])
     def test_a_claim_during_a_transaction_goes_before_it_or_after_it(self, bench: Bench, moment: Moment) -> None:
-        """The zombie at every step: frozen after it began, in its handler, or with only the COMMIT to come. Its handler
-        returns as if nothing had been, and is counted once: by the zombie, or by who claimed."""
+        """A zombie that is frozen at each step: after the begin, in its handler, or before the COMMIT. Its handler
+        returns normally. The effect of the record exists once: from the zombie or from the new owner."""
         first, *_ = bench.partitions
         rival = bench.owner("rival")
         bench.me.claim(first)
@@ -73,7 +73,7 @@ class Zombies:
         assert bench.settled(first)
 
     def test_after_a_reclaim_the_transaction_under_the_old_epoch_has_ended_or_cannot_commit(self, bench: Bench) -> None:
-        """Our own transaction, of which we do not know whether it was committed: the reclaim decides it for good."""
+        """If the outcome of our own commit is unknown, a reclaim makes the outcome final."""
         first, *_ = bench.partitions
         again = bench.owner("me")
         bench.me.claim(first)
@@ -87,20 +87,20 @@ class Zombies:
         assert bench.settled(first)
 
     def test_a_reset_during_a_transaction_goes_before_it_or_after_it(self, bench: Bench) -> None:
-        """What a person has set stays set, whatever ran at that moment."""
+        """An offset that a user has set stays set, even if a transaction ran at that moment."""
         first, *_ = bench.partitions
         tool = bench.open()
         bench.me.claim(first, at=5)
         outcome, _ = self._during(bench.me, first, lambda: tool.reset(bench.group, {first: 3}))
         assert bench.offsets() == {first: 3}
         assert len(bench.effects()) in {"committed": [1], "fenced": [0], "unknown": [0, 1]}[outcome]
-        bench.me.held[first] = replace(bench.me.held[first], next_offset=3)  # where it would be let in by the offset
+        bench.me.held[first] = replace(bench.me.held[first], next_offset=3)  # the offset alone would be accepted
         with pytest.raises(Fenced):
             bench.me.handle(first)
 
     def test_claims_while_another_commits_leave_each_effect_once(self, bench: Bench) -> None:
-        """The race itself, many times: one works as fast as it can, the other takes the partition from it again and
-        again and works too. In the end there are as many effects as the offset says, and none twice."""
+        """One owner works as fast as it can. The other claims the partition many times, and works too. At the end there
+        are as many effects as the offset says, and none twice."""
         first, *_ = bench.partitions
         worker, rival, over = bench.owner("worker"), bench.owner("rival"), threading.Event()
         worker.claim(first)
@@ -119,11 +119,12 @@ class Zombies:
                 over.set()
 
         at_once(2, lambda each, _: (work, take)[each]())
-        assert bench.offsets()[first] > 0, "nobody got to work"
+        assert bench.offsets()[first] > 0, "no transaction committed"
         assert bench.settled(first)
 
     def test_two_owners_that_fence_each_other_end_with_one_and_no_effect_twice(self, bench: Bench) -> None:
-        """In turn, each in the middle of its work: the one who claimed last goes on, the other never again."""
+        """Two consumers claim in turn, each while the other one works. The last claimant continues, and the other is
+        refused."""
         first, *_ = bench.partitions
         one, other = bench.owner("one"), bench.owner("other")
         one.claim(first)
@@ -154,7 +155,7 @@ class Zombies:
         assert bench.settled(first)
 
     def test_a_claim_of_one_partition_leaves_the_transaction_on_another_alone(self, bench: Bench) -> None:
-        """A partial revoke: who got one partition must not end the work on those that stayed."""
+        """A partial revoke: the new owner of one partition must not end the work on the others."""
         first, second, *_ = bench.partitions
         rival = bench.owner("rival")
         bench.me.claim(first, second)
@@ -168,7 +169,8 @@ class Zombies:
         assert bench.settled(second)
 
     def does_not_begin(self, owner: Owner, partition: Partition, epoch: int | None = None) -> None:
-        """Fenced before a handler would be called; where the fence shows at the end, then there."""
+        """Assert that the transaction is fenced before the handler is called, or at its end if
+        `fence_shows_at_the_end` is true."""
         began = False
 
         def transact() -> None:
@@ -184,15 +186,15 @@ class Zombies:
     def _during(
         self, owner: Owner, partition: Partition, act: Callable[[], _T], moment: Moment = "write"
     ) -> tuple[Outcome, _T]:
-        """The owner handles a record, and at this moment of it the other acts. Where there is one writer at a time it
-        cannot get done before the owner has; elsewhere it is given the time to."""
+        """The owner handles a record, and the rival acts at the given moment. In a store with one writer at a time the
+        rival cannot finish before the owner. In any other store the owner waits for the rival."""
         at, now = owner.held[partition].next_offset, threading.Event()
 
-        def when_told() -> _T:
+        def at_the_moment() -> _T:
             assert now.wait(LONG)
             return act()
 
-        with meanwhile(when_told) as doing:
+        with meanwhile(at_the_moment) as doing:
 
             def come_to(this: Moment) -> None:
                 if this == moment:

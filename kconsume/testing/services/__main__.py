@@ -1,7 +1,8 @@
-"""`python -m kconsume.testing.services [NAME…]`: fetch now what the tests would otherwise fetch on first use.
+"""`python -m kconsume.testing.services [NAME…]`: fetch in advance what tests would otherwise fetch on first use.
 
-A download in the middle of a test would count against that test's time limit. Without names every service is
-prepared, and one that cannot be had does not keep the others from it.
+A download during a test would count against the time limit of that test. Without names every service is prepared. One
+line is printed before each service, because a download can take minutes. If one service cannot be prepared, the other
+services are still prepared.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from collections.abc import Callable, Sequence
 
 from kconsume.errors import ConfigurationError, ServiceUnavailable
 from kconsume.spark.jars import connector_jars
-from kconsume.spark.java import spark_java
-from kconsume.testing.services.kafka import prepare_kafka
-from kconsume.testing.services.pgbouncer import prepare_pgbouncer
-from kconsume.testing.services.postgres import prepare_postgres
-from kconsume.testing.services.redis import prepare_redis
+from kconsume.spark.java_home import spark_java
+from kconsume.testing.services.kafka.service import prepare_kafka
+from kconsume.testing.services.postgres.pgbouncer import prepare_pgbouncer
+from kconsume.testing.services.postgres.service import prepare_postgres
+from kconsume.testing.services.redis.service import prepare_redis
 
 
 def prepare_spark() -> None:
-    """Spark itself is a package of the tests; what it runs on, and its Kafka source, are not."""
+    """Fetch Spark's Kafka source, and find a Java for Spark. Spark itself is a package that the tests depend on."""
     try:
         spark_java()
         connector_jars()
@@ -37,12 +38,14 @@ SERVICES: dict[str, Callable[[], None]] = {
 
 
 def prepare(names: Sequence[str]) -> list[str]:
-    """Prepare these services, or all; what is missing, a sentence for each."""
+    """Prepare the named services, or all if no name is given. Return one sentence for each that failed."""
     missing: list[str] = []
     for name in names or SERVICES:
         if name not in SERVICES:
             missing.append(f"There is no service {name!r}; there are {', '.join(SERVICES)}.")
             continue
+        sys.stdout.write(f"preparing {name} …\n")
+        sys.stdout.flush()
         try:
             SERVICES[name]()
         except ServiceUnavailable as refusal:

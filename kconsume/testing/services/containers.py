@@ -1,29 +1,38 @@
 """A server in a container, for machines where a Docker engine answers.
 
-For servers that need not know their address outside; Kafka does, and has `kafka_docker.py`. testcontainers' own
-reaper removes the container when this process dies.
+testcontainers' own reaper removes the container when this process dies.
 """
 
 from __future__ import annotations
 
+import gc
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kconsume.errors import ServiceUnavailable
-from kconsume.testing.services.kafka_docker import _deaf_to_warnings as deaf_to_warnings
-from kconsume.testing.services.kafka_docker import engine_answers
 from kconsume.testing.services.ready import Answers, wait_for_answer
 
 if TYPE_CHECKING:
     from testcontainers.core.container import DockerContainer
 
+_ANSWER_SECONDS = 5
 _START_SECONDS = 90
 
 
 @dataclass(frozen=True)
 class Image:
+    """What to run.
+
+    Args:
+        name: the image with its tag.
+        port: the port inside the container on which clients connect.
+        command: the command that the container runs.
+        environment: the environment variables of the container.
+    """
+
     name: str
     port: int
     command: list[str]
@@ -31,19 +40,59 @@ class Image:
 
 
 @contextmanager
-def container(image: Image, url: Callable[[str], str], answers: Answers) -> Iterator[str]:
-    """The URL of a server that answers; `url` makes it of "host:port"."""
+def container(
+    image: Image,
+    url: Callable[[str], str],
+    answers: Answers,
+    started: Callable[[DockerContainer, str], None] | None = None,
+) -> Iterator[str]:
+    """Run a server in a container. Yield its URL when it answers.
+
+    Args:
+        image: what to run.
+        url: makes the URL of "host:port", the address on this machine.
+        answers: asks the server whether it is ready.
+        started: called with the container and "host:port" when the container runs, before the server is asked.
+    """
     if not engine_answers():
         raise ServiceUnavailable("no Docker engine answers, or testcontainers is not installed")
-    started = _start(image)
+    running = _start(image)
     try:
-        yield _await_answer(image, started, url, answers)
+        with _no_library_warnings(), _docker_errors(image):
+            host = running.get_container_host_ip().replace("localhost", "127.0.0.1")
+            address = f"{host}:{running.get_exposed_port(image.port)}"
+            if started is not None:
+                started(running, address)
+        _await_answer(image, running, url(address), answers)
+        yield url(address)
     finally:
-        started.stop()
+        running.stop()
+
+
+def engine_answers() -> bool:
+    """Return whether a Docker engine answers. Fast without a `DOCKER_HOST`; a wrong one takes a few seconds."""
+    with _no_library_warnings():
+        try:
+            from docker.errors import DockerException
+            from testcontainers.core.docker_client import DockerClient
+        except ImportError:
+            return False
+        try:
+            engine = DockerClient(timeout=_ANSWER_SECONDS).client
+            engine.ping()
+            engine.close()
+        except (DockerException, OSError):
+            answers = False
+        else:
+            answers = True
+        # A client that finds no engine leaves its socket open. A garbage collection here frees the socket without a
+        # warning. A later garbage collection would raise a ResourceWarning in a test that has no use for Docker.
+        gc.collect()
+        return answers
 
 
 def _start(image: Image) -> DockerContainer:
-    with deaf_to_warnings(), _docker_named(image):
+    with _no_library_warnings(), _docker_errors(image):
         from testcontainers.core.container import DockerContainer
 
         new = DockerContainer(image.name).with_exposed_ports(image.port).with_command(image.command)
@@ -56,25 +105,28 @@ def _start(image: Image) -> DockerContainer:
             raise
 
 
-def _await_answer(image: Image, started: DockerContainer, url: Callable[[str], str], answers: Answers) -> str:
-    with deaf_to_warnings(), _docker_named(image):
-        host = started.get_container_host_ip().replace("localhost", "127.0.0.1")
-        address = url(f"{host}:{started.get_exposed_port(image.port)}")
-
+def _await_answer(image: Image, running: DockerContainer, url: str, answers: Answers) -> None:
     def check_running() -> None:
-        started.reload()
-        if started.status == "exited":
-            said = b"".join(started.get_logs()).decode(errors="replace").splitlines()
-            raise ServiceUnavailable(f"{image.name} ended while starting: {' | '.join(said[-3:])}")
+        running.reload()
+        if running.status == "exited":
+            output = b"".join(running.get_logs()).decode(errors="replace").splitlines()
+            raise ServiceUnavailable(f"{image.name} ended while starting: {' | '.join(output[-3:])}")
 
-    with _docker_named(image):
-        wait_for_answer(answers, address, within=_START_SECONDS, still_there=check_running)
-    return address
+    with _docker_errors(image):
+        wait_for_answer(answers, url, within=_START_SECONDS, check_running=check_running)
 
 
 @contextmanager
-def _docker_named(image: Image) -> Iterator[None]:
-    """What Docker, its client or testcontainers raise, as the error that lets another way be tried."""
+def _no_library_warnings() -> Iterator[None]:
+    """Ignore deprecation warnings of testcontainers and of its imports, because this project cannot correct them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextmanager
+def _docker_errors(image: Image) -> Iterator[None]:
+    """Turn an error of Docker, its client or testcontainers into ServiceUnavailable, so that the next way is tried."""
     from docker.errors import DockerException
 
     try:

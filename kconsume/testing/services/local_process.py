@@ -1,7 +1,7 @@
-"""A server as a process of this machine, that tests may stop, kill, freeze and restart.
+"""A server as a process on this machine, which tests may stop, kill, freeze and restart.
 
-What the servers have in common: a folder, a port, the leash that ends them with this process, and signals. Which
-command starts a server and how to ask whether it answers is its own file's affair.
+All servers share this: a folder, a port, the guard that ends the server with this process, and signals. A subclass
+knows the command that starts its server and how to ask whether the server answers.
 """
 
 from __future__ import annotations
@@ -20,37 +20,44 @@ from types import TracebackType
 from typing import ClassVar, Self
 
 from kconsume.errors import ServiceUnavailable
-from kconsume.testing.services import leash
+from kconsume.testing.services import child_guard
 from kconsume.testing.services.ports import free_port, is_free
 from kconsume.testing.services.ready import wait_for_answer
 
-_START_SECONDS = 30
 _STOP_SECONDS = 20
 _FREEZE_SECONDS = 20
-_TELLING = re.compile("FATAL|ERROR|rror|Exception")
+_LOOKS_LIKE_A_REASON = re.compile("FATAL|ERROR|rror|Exception")
 
 
 class LocalProcess:
-    """`with … as server:` starts it at `server.url`. Its data stay until `close`, or for good in a folder given."""
+    """A server at `server.url`, started by `with … as server:`.
+
+    Args:
+        folder: where the server keeps its data and its log. The data survive `stop`, `kill` and `restart`. Without it
+            the server gets a temporary folder, which `close` removes.
+        port: the port on 127.0.0.1. Without it a free one is reserved.
+    """
 
     name: ClassVar[str]
+    start_seconds: ClassVar[float] = 30
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
 
     def __init__(self, *, folder: Path | None = None, port: int | None = None) -> None:
-        self._owns_folder = folder is None
+        self.owns_folder = folder is None
         self.folder = folder or Path(tempfile.mkdtemp(prefix=f"kconsume-{self.name.lower()}-"))
-        if self._owns_folder:
-            self.folder.chmod(0o755)  # what is in it may belong to another user: see accounts.py
+        if self.owns_folder:
+            self.folder.chmod(0o755)  # its files may belong to another user: see `server_account`
         self.port = port or free_port()
-        self._leash: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
         self._pid: int | None = None
 
     @property
     def url(self) -> str:
+        """Where clients connect to the server."""
         raise NotImplementedError
 
     def _command(self) -> list[str]:
-        """Prepare the folder and say how the server is started."""
+        """Prepare the folder and return the command that starts the server."""
         raise NotImplementedError
 
     def _answers(self, url: str) -> str | None:
@@ -59,69 +66,80 @@ class LocalProcess:
 
     @property
     def address(self) -> str:
+        """The server's "host:port"."""
         return f"127.0.0.1:{self.port}"
 
     @property
     def log(self) -> Path:
+        """The file with what the server wrote to its standard output and error."""
         return self.folder / "server.log"
 
     @property
     def running(self) -> bool:
-        return self._leash is not None and self._leash.poll() is None
+        """True from `start` until the server has ended. A frozen server is running."""
+        return self._guard is not None and self._guard.poll() is None
 
     @property
     def pid(self) -> int:
+        """The server's process id. Raises ServiceUnavailable if it is not running."""
         if self._pid is None or not self.running:
             raise ServiceUnavailable(f"{self.name} at {self.address} is not running; call start() first.")
         return self._pid
 
     def start(self) -> Self:
-        """Start on the data that are there, and return when the server answers."""
+        """Start on the data of the folder, and return when the server answers."""
         if self.running:
             return self
-        if not is_free(self.port):  # or another server's answer would be taken for this one's
-            raise ServiceUnavailable(f"{self.address} is taken; end what listens there, or choose another port.")
+        if not is_free(self.port):  # otherwise another server could answer in place of this one
+            raise ServiceUnavailable(
+                f"{self.address} is in use; end the process that listens there, or choose another port."
+            )
         self._spawn(self._command())
         try:
-            self._await_answer()
+            wait_for_answer(self._answers, self.url, within=self.start_seconds, check_running=self._check_running)
         except BaseException:
             self.kill()
             raise
         return self
 
     def stop(self) -> None:
-        """End it in good order; its data stay."""
+        """End the server in an orderly way. Its data stay."""
         try:
-            # In this order: a frozen process sees the signal only when it is thawed.
+            # Thaw after the signal: a frozen process receives the signal only when it is thawed.
             self._end(self.stop_signal, signal.SIGCONT)
         except subprocess.TimeoutExpired:
             self.kill()
 
     def kill(self) -> None:
-        """End it as a power cut would (SIGKILL); its data stay."""
+        """End the server with SIGKILL, as a power cut would. Its data stay."""
         self._end(signal.SIGKILL)
 
     def restart(self) -> None:
-        """Stop if running, then start on the same port and data."""
+        """Stop the server if it is running, then start it on the same port and data."""
         self.stop()
         self.start()
 
     def freeze(self) -> None:
-        """SIGSTOP: connections stay open, nothing is answered from the moment when this returns."""
+        """Send SIGSTOP: connections stay open, and nothing is answered after this returns."""
         pid = self.pid
         os.kill(pid, signal.SIGSTOP)
-        deadline = time.monotonic() + _FREEZE_SECONDS  # on a busy machine its threads go on for a while
+        deadline = time.monotonic() + _FREEZE_SECONDS  # on a busy machine the server's threads run on for a while
         while not _is_stopped(pid):
             if time.monotonic() > deadline:
-                raise ServiceUnavailable(f"{self.name} at {self.address} does not stop.")
+                raise ServiceUnavailable(
+                    f"{self.name} at {self.address} still runs {_FREEZE_SECONDS} s after SIGSTOP; run the tests again "
+                    f"when this machine is less busy."
+                )
             time.sleep(0.001)
 
     def thaw(self) -> None:
+        """Send SIGCONT: a frozen server continues."""
         os.kill(self.pid, signal.SIGCONT)
 
     def close(self) -> None:
+        """Stop the server, and remove its folder if it is a temporary one."""
         self.stop()
-        if self._owns_folder:
+        if self.owns_folder:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
@@ -136,49 +154,46 @@ class LocalProcess:
     ) -> None:
         self.close()
 
-    def _await_answer(self) -> None:
-        wait_for_answer(self._answers, self.url, within=_START_SECONDS, still_there=self._check_running)
-
     def _spawn(self, command: list[str]) -> None:
-        remove = str(self.folder) if self._owns_folder else "-"
+        folder_to_remove = str(self.folder) if self.owns_folder else "-"
         with self.log.open("ab") as log:
-            self._leash = subprocess.Popen(
-                [sys.executable, "-I", leash.__file__, str(os.getpid()), remove, *command],
+            self._guard = subprocess.Popen(
+                [sys.executable, "-I", child_guard.__file__, str(os.getpid()), folder_to_remove, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C in the terminal is for pytest, which then stops the server
             )
-        assert self._leash.stdout is not None
-        with self._leash.stdout as said:
-            answer = said.readline()
-        if not answer:
-            self._leash.wait()
+        assert self._guard.stdout is not None
+        with self._guard.stdout as output:
+            pid = output.readline()
+        if not pid:
+            self._guard.wait()
             self._check_running()
-        self._pid = int(answer)
+        self._pid = int(pid)
 
     def _check_running(self) -> None:
         if not self.running:
-            raise ServiceUnavailable(f"{self.name} at {self.address} ended while starting: {self._last_words()}")
+            raise ServiceUnavailable(f"{self.name} at {self.address} ended while starting: {self._end_of_log()}")
 
-    def _last_words(self) -> str:
+    def _end_of_log(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        telling = [line.strip() for line in lines if _TELLING.search(line)] or lines
-        return " | ".join(line.strip() for line in telling[-3:]) or "it wrote nothing to its log."
+        reasons = [line.strip() for line in lines if _LOOKS_LIKE_A_REASON.search(line)] or lines
+        return " | ".join(line.strip() for line in reasons[-3:]) or "it wrote nothing to its log."
 
     def _end(self, *signals: signal.Signals) -> None:
-        if self._leash is None or self._pid is None or not self.running:
+        if self._guard is None or self._pid is None or not self.running:
             return
-        with contextlib.suppress(ProcessLookupError):  # it may have ended by itself, or by the first of them
+        with contextlib.suppress(ProcessLookupError):  # the process ended before the signals, or at the first signal
             for number in signals:
                 os.kill(self._pid, number)
-        self._leash.wait(_STOP_SECONDS)
+        self._guard.wait(_STOP_SECONDS)
 
 
 def _is_stopped(pid: int) -> bool:
-    """Every thread of it; where there is no /proc, it is taken for granted."""
+    """Return whether every thread of the process is stopped. Without /proc the result is always True."""
     tasks = Path(f"/proc/{pid}/task")
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread has ended, or does while it is read
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread has ended, or ends while it is read
         states = {(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks.iterdir()}
         return states <= {"T", "t", "Z", "X"}
     return not tasks.exists()

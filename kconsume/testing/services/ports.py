@@ -1,8 +1,8 @@
 """Ports that servers of the tests listen on.
 
-Several processes start servers at the same time, and a server that is down for a moment must find its port again. So
-a port is the process's own from when it is given until that process ends: it holds a lock on the byte with the port's
-number, in a file that all of them know.
+Several processes start servers at the same time, and a server that is down for a moment must find its port again. So a
+port belongs to the process that reserved it until that process ends: the process holds a lock on the byte with the
+port's number, in a file that all of them open.
 """
 
 from __future__ import annotations
@@ -17,42 +17,43 @@ from pathlib import Path
 
 from kconsume.errors import ServiceUnavailable
 
-_ours: set[int] = set()
+_reserved: set[int] = set()
 
 
 def free_port() -> int:
-    """A free port outside the range that the kernel gives to outgoing connections; nobody is given it twice.
+    """Reserve a free port outside the range that the kernel uses for outgoing connections. No port is reserved twice.
 
-    Inside that range another connection could take the port while the server is down, and a client that
-    tries the closed port again and again can even be connected to itself.
+    Inside that range another connection could take the port while the server is down, and a client that repeatedly
+    tries the closed port can even be connected to itself.
     """
     for port in random.sample(range(20_000, 32_000), k=200):
         if reserve(port):
             return port
-    raise ServiceUnavailable("No free port between 20000 and 32000 on 127.0.0.1; end what listens there.")
+    raise ServiceUnavailable("No free port between 20000 and 32000 on 127.0.0.1; end a process that listens there.")
 
 
 def reserve(port: int) -> bool:
-    """Whether the port is free, and now ours."""
-    if port in _ours:
-        return False  # a process is not kept out by its own locks
+    """Reserve the port for this process. Return False if it is not free."""
+    if port in _reserved:
+        return False  # a lock does not exclude the process that holds it
     try:
-        fcntl.lockf(_register(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
-    except BlockingIOError:  # any other error is of the file, and says so
+        fcntl.lockf(_lock_file(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except BlockingIOError:  # any other error is about the file, and is raised
         return False
-    _ours.add(port)
+    _reserved.add(port)
     return is_free(port)
 
 
 @cache
-def _register() -> int:
-    """Never closed: that would give every lock back."""
+def _lock_file() -> int:
+    """The file with the locks. It is never closed, because closing it would release every lock."""
     return os.open(Path(tempfile.gettempdir(), f"kconsume-ports-{os.getuid()}"), os.O_RDWR | os.O_CREAT, 0o600)
 
 
 def is_free(port: int) -> bool:
+    """Return whether a server could listen on the port now."""
     with socket.socket() as probe:
-        # As the server will: a port whose last connections are in TIME_WAIT is free.
+        # The servers set this option too: a port whose last connections are in TIME_WAIT is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))

@@ -1,0 +1,1 @@
+"""The configuration: options, environment variables, client settings, group protocols."""

@@ -1,0 +1,1 @@
+"""From a decorated function to one compiled call: annotations, signature, decoding, binding."""

@@ -1,0 +1,1 @@
+"""The Kafka client: consumer, producer, admin, and what they read and write."""

@@ -1,0 +1,1 @@
+"""One running consumer: what it polls, runs, commits and reports."""

@@ -1,0 +1,1 @@
+"""The partitions that this process owns, and the progress of each."""

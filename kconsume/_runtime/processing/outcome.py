@@ -1,0 +1,50 @@
+"""Computes the result of a slice from the end of its handler's run."""
+
+from __future__ import annotations
+
+import asyncio
+
+from kconsume._handlers.compiled import Halt
+from kconsume._runtime.lanes.event_loop import CANCELLED
+from kconsume._runtime.lanes.lane import Lane
+from kconsume._runtime.processing.dedup import named_in
+from kconsume._runtime.processing.steps import CallHandler, StepResult
+from kconsume.errors import BatchError
+from kconsume.records import index_of
+
+
+def outcome_of(step: CallHandler, halt: Halt | None, batched: bool) -> StepResult:
+    """The result of a step whose handler ended with `halt`. If `halt` is None, all records are finished."""
+    if halt is None:
+        return StepResult(len(step.part))
+    # If some records of a part are skipped, the part is finished as a whole or not at all. The same applies to the
+    # letters about these records.
+    whole = batched or halt.sends_lost or len(step.records) < len(step.part)
+    done = 0 if whole else index_of(step.part, halt.message)
+    return StepResult(done, halt.message, halt.error, halt.certain)
+
+
+def in_the_part(step: CallHandler, admitted: CallHandler, halt: Halt | None) -> Halt | None:
+    """The same halt, with the indexes of a `BatchError` counted in all records of the step.
+
+    A batch handler names failed records by their index in the batch that it got, which has no repeats.
+    """
+    if admitted is step or halt is None or not isinstance(halt.error, BatchError):
+        return halt
+    return halt._replace(error=named_in(step.part, admitted.records, halt.error))
+
+
+def unless_cancelled(lane: Lane, halt: Halt | None) -> Halt | None:
+    """The same halt. Raises `CancelledError` instead if the task of the lane is being cancelled.
+
+    A `CancelledError` that a handler raises itself is a failure of the handler. If its task was cancelled, nothing
+    failed. If kconsume cancelled the task, any other exception of the handler also counts as a cancellation, and no
+    record is skipped because of it.
+    """
+    if halt is None or halt.error is None:
+        return halt
+    is_cancellation = isinstance(halt.error, asyncio.CancelledError)
+    task = asyncio.current_task()
+    if CANCELLED in lane.stop_reasons or (is_cancellation and task is not None and task.cancelling()):
+        raise halt.error if is_cancellation else asyncio.CancelledError from halt.error
+    return halt

@@ -1,0 +1,1 @@
+"""The table of dead letters, for every SQL store."""

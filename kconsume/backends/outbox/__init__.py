@@ -1,0 +1,1 @@
+"""The transactional outbox: its tables, its API for programs, its reader for tools."""

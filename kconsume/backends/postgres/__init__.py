@@ -1,0 +1,1 @@
+"""`postgresql://`: offsets in PostgreSQL, in the handler's transaction."""

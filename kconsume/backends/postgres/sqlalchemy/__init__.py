@@ -1,0 +1,1 @@
+"""PostgreSQL through the user's SQLAlchemy engine."""

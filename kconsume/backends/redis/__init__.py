@@ -1,0 +1,1 @@
+"""`redis://`: offsets in Redis, applied together with the handler's commands."""

@@ -1,0 +1,1 @@
+"""`sqlite:///`: offsets in an SQLite file, in the handler's transaction."""

@@ -1,0 +1,68 @@
+"""The parts of an app that a command works on: the handler of a topic, and the consumer that would run it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from kconsume._runtime.dry_run import DryRun, DryRunResources
+from kconsume._runtime.plan import ConsumerPlan, HandlerPlan
+from kconsume._runtime.processing.dry_run_tx import rolled_back_connection
+from kconsume.app import App
+from kconsume.errors import ConfigurationError
+from kconsume.failures.policy import Policy
+
+
+class HandlerInApp(NamedTuple):
+    """A handler with the consumer that it belongs to."""
+
+    consumer: ConsumerPlan
+    handler: HandlerPlan
+
+
+def handler_of(app: App, topic: str, name: str | None) -> HandlerInApp:
+    """The one handler of a topic.
+
+    Args:
+        topic: what it handles.
+        name: the handler's name; needed where handlers of several groups take the topic.
+    """
+    parts = [
+        HandlerInApp(consumer, handler)
+        for consumer in app.plans()
+        for handler in consumer.handlers
+        if handler.wanted.takes(topic) and name in (None, handler.binding.name)
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    if parts:
+        names = " or ".join(part.handler.binding.name for part in parts)
+        raise ConfigurationError(f"topic {topic!r} has {len(parts)} handlers: choose one with --handler {names}")
+    handled = sorted({t for registration in app.registrations for t in registration.topics})
+    which = "no handler" if name is None else f"no handler {name!r}"
+    raise ConfigurationError(f"the app has {which} for topic {topic!r}: it handles {', '.join(handled)}")
+
+
+def record_scope(consumer: ConsumerPlan, topic: str) -> str:
+    """The beginning of `Record.id`, the same as in a run: the group and the topic's id."""
+    return f"{consumer.group}:{consumer.cluster.topic_ids([topic])[topic] or topic}"
+
+
+def dry_run(app: App, part: HandlerInApp, scope: str, built: Mapping[object, object] | None = None) -> DryRun:
+    """Runs a handler on records of a topic, in transactions that are rolled back.
+
+    Args:
+        scope: what the ids of the records begin with (`record_scope`).
+        built: resources that exist already; the others are built for each run.
+    """
+    declared = app.declared
+    resources = DryRunResources(declared.resources, {**declared.ready_resources, **(built or {})}, app.shutdown)
+    return DryRun(
+        # Raise the handler's error, also if a run would retry or skip the record.
+        dataclasses.replace(part.handler, policy=Policy("stop")),
+        scope,
+        resources,
+        rolled_back_connection(part.consumer.store, part.handler.binding),
+        declared.max_message_bytes,
+    )

@@ -1,0 +1,1 @@
+"""`kconsume check`: what would run, with which guarantee, and what is wrong with it."""

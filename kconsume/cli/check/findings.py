@@ -1,0 +1,457 @@
+"""Derives findings from facts about an app: what is wrong with its configuration, or worth knowing.
+
+`cli/check/command.py` gathers the facts and prints the findings. An *error* cannot work, a *warning* works and will
+cause harm, a *note* is something that the user should know once. Each finding has a fix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from kconsume._config.group_protocol import STRATEGY, ClientValue, GroupProtocol, protocol_of
+from kconsume._runtime.assignment.partition_trouble import NOT_SKIPPED, code_of, out_of_range, recreated
+from kconsume._runtime.deadlines import DRAIN_SHARE
+from kconsume.backends.base import Position
+from kconsume.errors import OffsetError
+from kconsume.records import Partition
+
+Level = Literal["error", "warning", "note"]
+
+LEVELS: Sequence[Level] = ("error", "warning", "note")
+
+EMBEDDED = "embedded://"
+
+KUBERNETES_GRACE = 30.0
+"""`terminationGracePeriodSeconds` of a pod by default."""
+SHORTEST_SHUTDOWN = 5.0
+"""Below this, little time is left for handlers: the last commit and leaving the group need time, too."""
+SHORTEST_SESSION = 6000
+"""`group.min.session.timeout.ms` of a broker by default."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that the user should know. `code` does not change between versions; the texts may."""
+
+    level: Level
+    code: str
+    about: str
+    problem: str
+    fix: str
+
+
+class Budgets(msgspec.Struct, frozen=True):
+    """The time and memory limits of the app."""
+
+    shutdown: float
+    memory: int
+
+
+class Handler(msgspec.Struct, frozen=True):
+    """A handler as it will run."""
+
+    name: str
+    topics: tuple[str, ...]
+    group: str
+    store: str
+    """Its address, with no password in it."""
+    gets: str = "bytes"
+    """The type of the first parameter."""
+    transaction: str | None = None
+    """The annotation with which it takes the store's transaction."""
+    transactional_store: bool = False
+    guarantee: str = ""
+    own_guarantee: bool = False
+    """True if the handler declares its guarantee itself, with any store."""
+    on_error: str = ""
+    start: str = "earliest"
+    order: str = "partition"
+    executor: str = "thread"
+    concurrency: int | None = None
+    workers: int = 8
+    """How many records it handles at once at most; `concurrency` and the store decide."""
+    chunk: int | None = None
+    batch: str | None = None
+    """How large its batches are, if it takes batches."""
+    rate: str | None = None
+    timeout: float | None = None
+    resources: tuple[str, ...] = ()
+    """The types of the resources that it takes."""
+    sends: bool = False
+    sending: str = ""
+    """The guarantee of what it sends."""
+    to: str | None = None
+    """The topic for what it returns."""
+    partitions: tuple[int, ...] | None = None
+    pattern: str | None = None
+    """The pattern of its topics, if they are not named."""
+    store_trouble: str | None = None
+    """Why the store cannot be used, and the fix, if that is known without asking a server."""
+
+    @property
+    def scheme(self) -> str:
+        return self.store.partition("://")[0]
+
+
+class ClientFacts(msgspec.Struct, frozen=True):
+    """The messages of the Kafka client about its configuration."""
+
+    refused: str | None = None
+    warnings: tuple[str, ...] = ()
+
+
+class ClusterFacts(msgspec.Struct, frozen=True):
+    """What the cluster said. `topics` is None if it was not asked or did not answer; a missing topic has None for its
+    number of partitions."""
+
+    topics: Mapping[str, int | None] | None = None
+    unreachable: str | None = None
+    missing: Mapping[str, str] = {}
+    """For each missing topic, the text of the error that `Cluster` raised."""
+    makes_topics: bool = False
+    """True if a producer creates a topic by naming it (the embedded broker)."""
+    assignors: Mapping[str, str] = {}
+    """By group that has classic members now: the assignor that they use."""
+
+
+class Stored(NamedTuple):
+    """A stored offset, and the state of its log."""
+
+    group: str
+    partition: Partition
+    position: Position
+    topic_id: str | None
+    """The id of the topic now; None if the cluster does not tell."""
+    first: int
+    """The first offset in the log."""
+    end: int
+    """The offset after the last one in the log."""
+
+
+def of_app(brokers: str, handlers: Sequence[Handler], *, running: bool = True) -> Iterator[Finding]:
+    """What is missing before the app can run.
+
+    Args:
+        running: False if the embedded broker of the address does not run.
+    """
+    if not handlers:
+        yield Finding(
+            "error", "no-handler", "app",
+            "the app has no handler, so there is nothing to run",
+            "decorate a function with @app.consume('topic'), in a module that this one imports",
+        )  # fmt: skip
+    name = brokers.removeprefix(EMBEDDED)
+    if brokers == EMBEDDED:
+        yield Finding(
+            "note", "broker-inside", "brokers",
+            "embedded:// is a broker inside each process that uses it: it starts empty, and no other process can use "
+            "it",
+            "to share one between processes, name it: App('embedded://shop', ...)",
+        )  # fmt: skip
+    elif name != brokers and not running:
+        yield Finding(
+            "note", "broker-not-running", "brokers",
+            f"the embedded broker {name!r} is not running; the first program that uses it starts it, without topics",
+            f"start it with its topics: kconsume broker {name} --topic orders:4",
+        )  # fmt: skip
+
+
+def of_environment(unknown: Sequence[str]) -> Iterator[Finding]:
+    """Environment variables that kconsume does not know.
+
+    Args:
+        unknown: for each one a sentence, with the name that was probably meant.
+    """
+    for sentence in unknown:
+        problem, _, fix = sentence.partition(": ")
+        yield Finding("warning", "unknown-variable", "environment", problem, fix or "remove it, or correct its name")
+
+
+def of_client(facts: ClientFacts) -> Iterator[Finding]:
+    """Properties that the client refuses or ignores."""
+    refused = facts.refused
+    # `of_budgets` finds this one, too, and explains it better.
+    if refused is not None and not ("max.poll.interval.ms" in refused and "session.timeout.ms" in refused):
+        yield Finding(
+            "error", "client-refuses", "kafka={...}",
+            f"the Kafka client refuses this configuration: {refused}",
+            "correct the name or the value of that property in App(kafka={...})",
+        )  # fmt: skip
+    for warning in facts.warnings:
+        yield Finding(
+            "warning", "client-ignores", "kafka={...}",
+            f"the Kafka client warns: {warning}",
+            "remove that property from App(kafka={...}): it has no effect on a consumer",
+        )  # fmt: skip
+
+
+def of_budgets(settings: Mapping[str, ClientValue], budgets: Budgets, *, embedded: bool = False) -> Iterator[Finding]:
+    """Times and sizes that contradict each other."""
+    yield from _of_membership(settings, embedded)
+    yield from _of_protocol(settings, budgets.shutdown)
+    yield from _of_stopping(budgets.shutdown)
+    yield from _of_memory(settings, budgets.memory)
+
+
+def of_handlers(handlers: Sequence[Handler], *, embedded: bool = False) -> Iterator[Finding]:
+    """The effect of a handler's options and store on its guarantee."""
+    for handler in handlers:
+        yield from _of_executor(handler)
+        yield from _of_store(handler, embedded)
+
+
+def of_cluster(handlers: Sequence[Handler], facts: ClusterFacts) -> Iterator[Finding]:
+    """Missing topics and partitions."""
+    if facts.unreachable is not None:
+        problem, fix = _cause_and_fix(facts.unreachable)
+        yield Finding("error", "broker-unreachable", "brokers", f"{problem}; topics were not checked", fix)
+    if facts.topics is None:
+        return
+    written = {handler.to for handler in handlers if handler.to is not None}
+    for topic in sorted(written | {topic for handler in handlers for topic in handler.topics}):
+        if not facts.topics.get(topic):
+            yield _missing_topic(topic, facts)
+    for handler in handlers:
+        yield from _of_partitions(handler, facts.topics)
+
+
+def of_groups(settings: Mapping[str, ClientValue], facts: ClusterFacts) -> Iterator[Finding]:
+    """Groups whose members use an assignor that this app does not have."""
+    if protocol_of(settings) is GroupProtocol.CONSUMER:
+        return
+    ours = [name.strip() for name in str(settings[STRATEGY]).split(",")]
+    for group, theirs in facts.assignors.items():
+        if theirs not in ours:
+            yield Finding(
+                "error", "assignor-not-shared", f"group {group}",
+                f"its members use the assignor {theirs!r} and this app {settings[STRATEGY]!r}, so the group would "
+                f"refuse it",
+                f"stop those members before this app starts, or give it a new group; or set kafka={{{STRATEGY!r}: "
+                f"{theirs!r}}} until the last of them has gone",
+            )  # fmt: skip
+
+
+def of_offsets(stored: Iterable[Stored], unread: Mapping[str, str]) -> Iterator[Finding]:
+    """Stored offsets from which a run could not continue: it would hold the partition.
+
+    Args:
+        unread: by store, why its offsets could not be read.
+    """
+    for group, partition, position, topic_id, first, end in stored:
+        offset = position.next_offset
+        error: OffsetError | None = None
+        if None not in (topic_id, position.topic_id) and topic_id != position.topic_id:
+            error = recreated(group, partition, position, str(topic_id))
+        elif not first <= offset <= end:
+            error = out_of_range(partition, f"{offset} is stored, and the log goes from {first} to {end}")
+        if error is not None:
+            problem, _, fix = str(error).partition(f" {NOT_SKIPPED} ")
+            yield Finding("error", code_of(error).replace("_", "-"), f"{partition} of group {group}", problem, fix)
+    for store, why in unread.items():
+        problem, fix = _cause_and_fix(why)
+        yield Finding("warning", "offsets-not-checked", store, f"{problem}; stored offsets were not checked", fix)
+
+
+def ordered(findings: Iterable[Finding]) -> list[Finding]:
+    """Errors first, then warnings, then notes; otherwise in the order in which they were found, each once."""
+    return sorted(dict.fromkeys(findings), key=lambda finding: LEVELS.index(finding.level))
+
+
+# Membership
+
+
+def _of_membership(settings: Mapping[str, ClientValue], embedded: bool) -> Iterator[Finding]:
+    session = _number(settings, "session.timeout.ms")
+    interval = _number(settings, "max.poll.interval.ms")
+    heartbeat = _number(settings, "heartbeat.interval.ms")
+    if session is not None and interval is not None and session > interval:
+        yield Finding(
+            "error", "session-over-poll-interval", "session.timeout.ms",
+            f"session.timeout.ms ({session:g}) is above max.poll.interval.ms ({interval:g}), which the client refuses",
+            f"set max.poll.interval.ms to {session:g} or more, or leave it out: polling never waits for handlers",
+        )  # fmt: skip
+    if session is not None and heartbeat is not None and heartbeat > session / 3:
+        yield _slow_heartbeat(heartbeat, session)
+    if session is not None and session < SHORTEST_SESSION and not embedded:
+        yield Finding(
+            "warning", "session-too-short", "session.timeout.ms",
+            f"session.timeout.ms ({session:g}) is below what brokers accept by default: the group cannot be joined",
+            f"set it to {SHORTEST_SESSION} or more, or lower group.min.session.timeout.ms on the brokers",
+        )  # fmt: skip
+    if settings.get("isolation.level") == "read_uncommitted":
+        yield Finding(
+            "warning", "reads-uncommitted", "isolation.level",
+            "with read_uncommitted, records of transactions that were aborted are handled too",
+            "leave isolation.level out, unless that is what you want",
+        )  # fmt: skip
+
+
+def _of_protocol(settings: Mapping[str, ClientValue], shutdown: float) -> Iterator[Finding]:
+    if protocol_of(settings) is GroupProtocol.EAGER:
+        yield Finding(
+            "note", "eager-group", STRATEGY,
+            f"with {STRATEGY}={settings[STRATEGY]!r} every rebalance stops all partitions of all members, until the "
+            f"slowest of them has drained",
+            "leave it out for cooperative-sticky once all members of the group have been stopped",
+        )  # fmt: skip
+    session = _number(settings, "session.timeout.ms")
+    if "group.instance.id" in settings and session is not None and session / 1000 <= shutdown:
+        yield Finding(
+            "warning", "session-under-restart", "session.timeout.ms",
+            f"a static member keeps its partitions for session.timeout.ms ({session:g}), and a restart may take longer "
+            f"(stopping alone has shutdown={shutdown:g} s): then the group rebalances all the same",
+            f"set session.timeout.ms to {(shutdown + 20) * 1000:.0f} or more",
+        )  # fmt: skip
+
+
+def _slow_heartbeat(heartbeat: float, session: float) -> Finding:
+    dead = heartbeat >= session
+    return Finding(
+        "error" if dead else "warning", "heartbeat-too-slow", "heartbeat.interval.ms",
+        f"heartbeat.interval.ms ({heartbeat:g}) is above a third of session.timeout.ms ({session:g}): "
+        + ("every member is evicted between two heartbeats" if dead else "one or two lost heartbeats evict a member"),
+        f"set heartbeat.interval.ms to {session / 3:.0f} or less, or raise session.timeout.ms",
+    )  # fmt: skip
+
+
+# Stopping
+
+
+def _of_stopping(shutdown: float) -> Iterator[Finding]:
+    if shutdown < SHORTEST_SHUTDOWN:
+        yield Finding(
+            "warning", "shutdown-too-short", "shutdown",
+            f"shutdown={shutdown:g} s leaves handlers {shutdown * DRAIN_SHARE:.1f} s to finish, because the last "
+            f"commit and leaving the group need the rest;"
+            f" a handler that is slower is abandoned, and its record repeated",
+            "raise App(shutdown=...); 25 s, the default, fits into Kubernetes' grace period",
+        )  # fmt: skip
+    if shutdown >= KUBERNETES_GRACE:
+        yield Finding(
+            "note", "shutdown-over-grace", "shutdown",
+            f"shutdown={shutdown:g} s is not shorter than Kubernetes' default grace period ({KUBERNETES_GRACE:g} s), "
+            f"after which Kubernetes kills the process",
+            f"in Kubernetes, set terminationGracePeriodSeconds: {shutdown + 5:.0f}",
+        )  # fmt: skip
+
+
+# Memory
+
+
+def _of_memory(settings: Mapping[str, ClientValue], memory: int) -> Iterator[Finding]:
+    queued = _number(settings, "queued.max.messages.kbytes")
+    if queued is not None and queued * 1024 > memory:
+        yield Finding(
+            "warning", "queue-over-memory", "queued.max.messages.kbytes",
+            f"the client may hold {_mebibytes(queued * 1024)} of records before they are handed out "
+            f"(queued.max.messages.kbytes={queued:g}), more than memory={_mebibytes(memory)} allows in flight",
+            f"set queued.max.messages.kbytes to {memory // 1024} or less, or raise App(memory=...)",
+        )  # fmt: skip
+
+
+# Handlers and their stores
+
+
+def _of_executor(handler: Handler) -> Iterator[Finding]:
+    if handler.executor != "inline":
+        return
+    yield Finding(
+        "warning", "inline-executor", handler.name,
+        f"{handler.name} runs on the polling thread (executor='inline'): if it ever takes longer than "
+        f"max.poll.interval.ms, the group takes its partitions away, and rebalances wait for it",
+        "leave executor= out, unless the handler never waits for anything",
+    )  # fmt: skip
+    if handler.concurrency is not None and handler.concurrency > 1:
+        yield Finding(
+            "warning", "concurrency-without-threads", handler.name,
+            f"{handler.name} has concurrency={handler.concurrency}, which has no effect with executor='inline'",
+            "leave out one of the two",
+        )  # fmt: skip
+
+
+def _of_store(handler: Handler, embedded: bool) -> Iterator[Finding]:
+    if handler.store_trouble is not None:
+        problem, fix = _cause_and_fix(handler.store_trouble)
+        yield Finding(
+            "error", "store-unusable", handler.store, f"offsets cannot be kept in {handler.store}: {problem}", fix
+        )
+    if handler.transactional_store and handler.transaction is None and not handler.own_guarantee:
+        yield Finding(
+            "warning", "transaction-not-taken", handler.name,
+            f"{handler.name} does not take the transaction of {handler.store}, so it is at least once: what it "
+            f"writes and the offset are committed separately",
+            "add a parameter annotated with the store's connection, and write through it",
+        )  # fmt: skip
+    if handler.scheme == "memory" and not embedded:
+        yield Finding(
+            "warning", "memory-store", handler.group,
+            f"the offsets of group {handler.group!r} are forgotten when the process ends (memory://); it then starts "
+            f"again where start= says",
+            "outside of tests, use offsets='kafka://', or 'sqlite:///file.db' for exactly once",
+        )  # fmt: skip
+    if handler.scheme == "kafka" and not embedded:
+        yield Finding(
+            "note", "kafka-offsets-expire", handler.group,
+            f"Kafka forgets the offsets of group {handler.group!r} when it has had no members for "
+            f"offsets.retention.minutes (7 days by default); it then starts again where start= says",
+            "raise offsets.retention.minutes if it may be stopped for longer, or keep the offsets in a database",
+        )  # fmt: skip
+    if handler.scheme == "sqlite" and not handler.store.startswith("sqlite:////"):
+        yield Finding(
+            "note", "relative-file", handler.store,
+            f"{handler.store} is relative: started in another folder, the app would use a new file",
+            "in production, write the whole path: sqlite:////var/lib/shop/offsets.db",
+        )  # fmt: skip
+
+
+# Topics
+
+
+def _missing_topic(topic: str, facts: ClusterFacts) -> Finding:
+    if facts.makes_topics:
+        return Finding(
+            "note", "topic-not-yet", topic,
+            f"topic {topic!r} is not on the embedded broker yet; the first producer that names it makes it",
+            f"to choose its partitions yourself: kconsume broker NAME --topic {topic}:4",
+        )  # fmt: skip
+    return Finding("error", "topic-missing", topic, *_cause_and_fix(facts.missing[topic]))
+
+
+def _of_partitions(handler: Handler, topics: Mapping[str, int | None]) -> Iterator[Finding]:
+    counts = [count for topic in handler.topics if (count := topics.get(topic))]
+    if len(counts) < len(handler.topics):
+        return
+    if handler.partitions is not None and handler.partitions[-1] >= counts[0]:
+        yield Finding(
+            "error", "partition-missing", handler.name,
+            f"{handler.name} wants partition {handler.partitions[-1]} of {handler.topics[0]!r}, which has "
+            f"{counts[0]}, numbered from 0",
+            "correct partitions=, or add partitions to the topic",
+        )  # fmt: skip
+    if handler.concurrency is not None and handler.concurrency > sum(counts):
+        yield Finding(
+            "note", "idle-workers", handler.name,
+            f"{handler.name} has concurrency={handler.concurrency}, but its topics have {sum(counts)} partitions in "
+            f"all, and records of one partition are handled in order",
+            "more partitions would use the other workers; otherwise leave concurrency= out",
+        )  # fmt: skip
+
+
+def _number(settings: Mapping[str, ClientValue], name: str) -> float | None:
+    """None if the value is missing or not a number; then the client itself complains."""
+    try:
+        return float(settings[name])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _cause_and_fix(error: str) -> tuple[str, str]:
+    """The two halves of an error of kconsume, which is written `cause: fix`."""
+    cause, _, fix = error.rpartition(": ")
+    return cause, fix
+
+
+def _mebibytes(size: float) -> str:
+    return f"{size / 1024 / 1024:.3g} MiB"

@@ -1,0 +1,1 @@
+"""`kconsume demo`: two consumers, one of them killed, and the rows counted at the end."""

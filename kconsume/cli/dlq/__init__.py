@@ -1,0 +1,1 @@
+"""`kconsume dlq`: dead letters, by cause and one by one."""

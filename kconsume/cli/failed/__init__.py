@@ -1,0 +1,1 @@
+"""`kconsume failed`: records that Redis applied in part, and the decision about them."""

@@ -1,1 +1,0 @@
-"""The engine room: source → lanes → handler → failures → tracker → backend. Nothing reaches back."""

@@ -1,0 +1,1 @@
+"""Streaming queries: how they start, what they read, and how they stop."""

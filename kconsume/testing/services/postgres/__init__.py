@@ -1,0 +1,1 @@
+"""PostgreSQL, and PgBouncer in front of it, for tests."""

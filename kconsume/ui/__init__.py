@@ -1,1 +1,0 @@
-"""The page: the room for `kconsume ui`. Empty in this version."""
