@@ -25,7 +25,6 @@ def same_settings(bootstrap: str, group: str) -> dict[str, ClientValue]:
 
 
 def own_defaults(bootstrap: str, group: str) -> dict[str, ClientValue]:
-    """The client's own defaults."""
     return {"bootstrap.servers": bootstrap, "group.id": group, "auto.offset.reset": "earliest"}
 
 
