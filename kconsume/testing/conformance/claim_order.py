@@ -1,4 +1,4 @@
-"""The second level, with late claims: the generation of the Kafka group shows which claim is the rightful owner's.
+"""The second level, with late claims: the generation of the Kafka group shows which claim is from the rightful owner.
 
 After a frozen process or a slow store, a claim can arrive when another member owns the partition already. The row keeps
 the generation under which the partition was claimed, and a claim of an earlier generation is refused.
@@ -59,7 +59,7 @@ class ClaimOrder:
         assert bench.rows() == before
 
     def test_after_a_reset_the_owner_may_claim_and_an_earlier_generation_is_refused(self, bench: Bench) -> None:
-        """A seek of the owner is a reset, then a claim of the same generation."""
+        """A seek by the owner is a reset, followed by a claim under the same generation."""
         first, *_ = bench.partitions
         bench.me.claim_under(ClaimTerms(3), first)
         bench.store.reset(bench.group, {first: 30})
@@ -95,8 +95,8 @@ class ClaimOrder:
         assert fourth not in bench.rows()
 
     def test_a_claim_with_epochs_compares_only_the_epochs(self, bench: Bench) -> None:
-        """A group that was deleted, or that belongs to another cluster, counts its generations from the start. The
-        broker has confirmed the claimant since the row was read."""
+        """After a group was deleted, and on another cluster, generations begin again at a low number. The epochs are
+        enough, because the broker has confirmed the claimant after the epochs were read."""
         first, *_ = bench.partitions
         bench.owner("before").claim_under(ClaimTerms(40), first)
         epoch = bench.rows()[first].epoch
@@ -116,15 +116,15 @@ class ClaimOrder:
         assert bench.rows()[first] == before[first]
 
     def test_a_claim_with_epochs_does_not_create_a_missing_row(self, bench: Bench) -> None:
-        """The row has been deleted since it was read. A later claim without epochs asks where to start."""
+        """The row was deleted after its epoch was read. A later claim without epochs calls `start`."""
         first, *_ = bench.partitions
         terms = ClaimTerms(9, {first: 0})
-        answers = bench.me.claim_under(terms, first, start=lambda _: pytest.fail("asked where to start"))
+        answers = bench.me.claim_under(terms, first, start=lambda _: pytest.fail("`start` was called"))
         assert _refusal(answers, first)
         assert bench.rows() == {}
 
     def test_after_16_concurrent_claims_the_latest_generation_owns_the_partitions(self, bench: Bench) -> None:
-        """Also if no row exists yet, and each claim tries to make the row."""
+        """Even if no row exists yet, and each claim tries to create the row."""
         rivals = [bench.owner(f"rival-{n}") for n in range(RIVALS)]
 
         def claim(number: int, gate: threading.Barrier) -> Mapping[Partition, Position | Refused]:

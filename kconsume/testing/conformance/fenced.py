@@ -70,7 +70,7 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
     def test_start_is_not_called_when_no_row_is_missing(self, bench: Bench) -> None:
         """`start` asks Kafka, and `start="error"` would refuse to begin."""
         bench.me.claim()
-        bench.me.claim_from(lambda _: pytest.fail("asked without need"), *bench.partitions)
+        bench.me.claim_from(lambda _: pytest.fail("`start` was called without need"), *bench.partitions)
 
     def test_a_claim_whose_start_raises_claims_nothing(self, bench: Bench) -> None:
         """Otherwise the owner would be fenced by a claimant that does not take over."""
@@ -85,7 +85,7 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
         assert bench.rows() == before
 
     def test_a_claim_of_no_partitions_returns_nothing(self, bench: Bench) -> None:
-        assert bench.me.claim_from(lambda _: pytest.fail("asked for nothing")) == {}
+        assert bench.me.claim_from(lambda _: pytest.fail("`start` was called for no partition")) == {}
 
     def test_a_delete_while_start_runs_raises_only_a_kconsume_error(self, bench: Bench) -> None:
         """A user deletes the group while a consumer claims it."""
@@ -100,7 +100,8 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
             bench.me.claim_from(start, first, second)
 
     def test_a_claim_of_some_partitions_does_not_change_the_others(self, bench: Bench) -> None:
-        """After a partial revoke we keep the other partitions: the new owner's claim must not fence us there."""
+        """After a partial revoke a consumer keeps the other partitions. The claim of the new owner must not fence it
+        there."""
         first, second, third, fourth = bench.partitions
         mine = bench.me.claim()
         bench.owner("rival").claim(second, third)
@@ -142,7 +143,7 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
         assert bench.offsets() == {first: 0}
 
     def test_a_save_without_a_row_is_refused_and_creates_none(self, bench: Bench) -> None:
-        """A save must not make a row that was deleted, or lost with the database."""
+        """A save must not create a row again that a user deleted, or that was lost with the database."""
         first, *_ = bench.partitions
         for epoch in (0, 1):
             with pytest.raises(Fenced):
@@ -158,8 +159,8 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
         assert bench.offsets() == {first: 10}
 
     def test_a_save_is_refused_if_the_row_is_not_at_the_previous_offset(self, bench: Bench) -> None:
-        """A database that failed over to an earlier state has our epoch, but not our last saves. Moving its offset past
-        those saves would lose their records."""
+        """A database that failed over to an earlier state has the owner's epoch, but not the owner's last saves. A save
+        on top of the lost saves would pass over their records."""
         first, second, *_ = bench.partitions
         bench.move({first: 10, second: 10})
         mine = bench.me.claim(first, second)
@@ -180,7 +181,7 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
         assert bench.offsets() == {first: 5}
 
     def test_a_save_is_all_or_none(self, bench: Bench) -> None:
-        """A caller that repeats a save cannot tell half a save from none."""
+        """A caller that repeats a save does not know which partitions an incomplete save has stored."""
         first, second, third, fourth = bench.partitions
         bench.me.claim()
         bench.owner("rival").claim(third)
@@ -259,9 +260,9 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
         repeat."""
         first, *_ = bench.partitions
         begun = bench.me.claim(first)[first].reset_epoch
-        assert bench.me.claim(first)[first].reset_epoch == begun, "a claim is no reset"
+        assert bench.me.claim(first)[first].reset_epoch == begun, "a claim changed reset_epoch"
         bench.me.save({first: 50})
-        assert bench.rows()[first].reset_epoch == begun, "nor is a save"
+        assert bench.rows()[first].reset_epoch == begun, "a save changed reset_epoch"
         bench.store.reset(bench.group, {first: 3})
         reset = bench.me.claim(first)[first].reset_epoch
         assert reset > begun
@@ -278,7 +279,7 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
         assert bench.me.claim(first, at=5)[first].next_offset == 30
 
     def test_a_zombie_from_before_a_delete_is_fenced_after_the_row_is_created_again(self, bench: Bench) -> None:
-        """After a delete, epochs must not start again at the epoch of the zombie: no epoch is given out twice."""
+        """No epoch may be used twice: epochs that start again after a delete would reach the epoch of the zombie."""
         first, *_ = bench.partitions
         bench.me.claim(first)
         bench.store.delete(bench.group)
@@ -304,7 +305,8 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
     # Identity and deletions, for a store that declares `named`
 
     def test_all_store_objects_on_one_place_have_the_same_identity(self, bench: Bench) -> None:
-        """With several names, each start would find another store than the one that the group names."""
+        """Commits to the Kafka group name the identity of the store. With several identities, each start of an app
+        would look like a start on another store."""
         named = _named(bench.store)
         name = named.identity()
         assert name
@@ -321,14 +323,14 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
         assert named.deleted(bench.group, bench.partitions) == {first: epoch}
         assert named.deleted(f"{bench.group}-2", bench.partitions) == {}
         made = bench.me.claim(first)[first].epoch
-        assert named.deleted(bench.group, [first])[first] < made, "what is lost from here on was not deleted"
+        assert named.deleted(bench.group, [first])[first] < made, "the new row counts as deleted"
         bench.store.delete(bench.group)
         assert named.deleted(bench.group, [first, second])[first] == made
         assert named.deleted(bench.group, others) == dict.fromkeys(others, ALWAYS)
 
     @pytest.mark.parametrize("chosen", ["the group", "partitions"])
     def test_the_delete_of_a_missing_row_is_recorded_until_the_row_is_created(self, bench: Bench, chosen: str) -> None:
-        """The error for lost rows tells the user to delete them, so a delete of missing rows must be recorded."""
+        """The error for lost rows tells the user to delete the rows, so a delete of missing rows must be recorded."""
         named, (first, second, *_) = _named(bench.store), bench.partitions
         bench.store.delete(bench.group, None if chosen == "the group" else [first, second])
         assert named.deleted(bench.group, [first, second]) == dict.fromkeys((first, second), ALWAYS)
@@ -389,5 +391,5 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
 def _named(store: OffsetStore) -> NamedStore:
     named = capabilities_of(store).named
     if named is None:
-        pytest.skip("the store declares no id (named), so it is not noticed when its rows are lost")
+        pytest.skip("the store does not declare `named`, so a loss of its rows is not noticed")
     return named

@@ -24,15 +24,15 @@ class FencingRaces:
     """Part of `FencedSuite`."""
 
     round_trips_more: ClassVar[int] = 10
-    """If round trips are counted: how many more of them a claim of 1,000 partitions may take than a claim of one."""
+    """If round trips are counted: how many more a claim of 1,000 partitions may take than a claim of one partition."""
 
     time_of_1000: ClassVar[float] = 1 / 3
     """If round trips are not counted: the largest time of one claim of 1,000 partitions, as a share of the time of
     1,000 claims of one partition. 50 ms are always allowed, because 1,000 round trips take longer."""
 
     def test_16_concurrent_claims_get_16_epochs_and_one_start_offset(self, bench: Bench) -> None:
-        """With one epoch for two owners, both could write. A start that is pinned twice would change after the first
-        owner has read it."""
+        """With one epoch for two owners, both could write. If a second claim stored another start offset, the offset
+        would change after the first owner has read it."""
         claims = _claim_at_once(bench, [bench.owner(f"rival-{n}") for n in range(RIVALS)])
         for partition in bench.partitions:
             assert len({c[partition].epoch for c in claims}) == RIVALS
@@ -119,7 +119,7 @@ class FencingRaces:
         bench.me.claim(bench.partitions[0])  # the first use of a store needs more round trips
         one = round_trips(many[:1])
         assert one > 0, "round_trips= of the Subject does not count"
-        for times in ("rows that are to be made", "rows that are there"):
+        for times in ("without rows", "with rows"):
             assert round_trips(many) <= one + self.round_trips_more, times
 
     def _take_less_than_one_by_one(self, bench: Bench, many: Sequence[Partition]) -> None:

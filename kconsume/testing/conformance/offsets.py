@@ -1,7 +1,7 @@
 """The first level: a store that keeps offsets.
 
-The docstring of each test names the failure that it prevents. Nothing is assumed about owners or transactions. If the
-store has owners, the tests act as one.
+The docstring of a test names the failure that the test prevents. The tests assume nothing about owners or transactions.
+If the store records owners, all tests act as the same owner.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ PARTS: list[tuple[str, type]] = [
     ("dry_run", DryRunStore),
     ("async_dry_run", AsyncDryRunStore),
 ]
-"""The parts that a store may declare, and the methods that each must then have."""
+"""The capabilities that a store may declare, and the protocol that it must then implement."""
 
 
 class OffsetsSuite:
@@ -118,13 +118,13 @@ class OffsetsSuite:
 
     @pytest.mark.parametrize("offset", [2**31, 2**53 + 1, 2**62])
     def test_an_offset_has_64_bits(self, bench: Bench, offset: int) -> None:
-        """A column of 32 bits, or a float, loses its place in a busy partition after some months."""
+        """A column of 32 bits, or a float, cannot hold the offsets of a busy partition."""
         first, *_ = bench.partitions
         bench.move({first: offset})
         assert bench.offsets() == {first: offset}
 
     def test_an_offset_never_goes_backwards(self, bench: Bench) -> None:
-        """Otherwise a late save, of a commit that was tried again, would make the app handle records twice."""
+        """Otherwise a late save, from a commit that was retried, would make the app handle records twice."""
         first, *_ = bench.partitions
         bench.move({first: 10})
         with contextlib.suppress(KconsumeError):
@@ -139,13 +139,13 @@ class OffsetsSuite:
         assert bench.offsets() == {first: 10}
 
     def test_a_save_that_is_not_stored_raises_an_error(self, bench: Bench) -> None:
-        """For a partition that does not exist, or that this consumer does not own, the store raises an error."""
+        """The store must not ignore a partition that does not exist, or that this consumer does not own."""
         unknown = Partition(bench.subject.topic, 99)
         with pytest.raises(KconsumeError):
             bench.store.save(bench.group, {bench.partitions[0]: Position(5), unknown: Position(5)})
 
     def test_a_reset_can_set_any_offset(self, bench: Bench) -> None:
-        """Back, for records that a user wants again; forward, past unwanted records; and where there is no row."""
+        """A user resets an offset back to handle records again, forward to skip records, or where there is no row."""
         first, second, *_ = bench.partitions
         bench.move({first: 10})
         bench.store.reset(bench.group, {first: 3, second: 2**40})
@@ -222,7 +222,7 @@ class OffsetsSuite:
         assert bench.rows()[first].topic_id == "Qm9v-aGFo_w"
 
     def test_an_unknown_topic_id_never_overwrites_a_known_one(self, bench: Bench) -> None:
-        """Not every broker reports the id. A broker that reports one must find the id that was reported before."""
+        """Not every broker reports the topic id. The known id must stay, to be compared with the next reported id."""
         first, *_ = bench.partitions
         bench.move({first: 7}, topic_id="known")
         bench.move({first: 8}, topic_id=None)
@@ -246,8 +246,7 @@ class OffsetsSuite:
         assert bench.offsets() == {first: 7}
 
     def test_the_leader_epoch_is_kept_with_the_offset(self, bench: Bench) -> None:
-        """The client needs the epoch to notice that a leader lost its tail, and the log was truncated below the
-        offset."""
+        """With the epoch the client notices that the log was truncated below the offset after a change of leader."""
         first, *_ = bench.partitions
         bench.me.claim(first)
         bench.me.save({first: 7}, leader_epoch=4)
@@ -263,7 +262,7 @@ class OffsetsSuite:
         assert bench.rows()[first].leader_epoch is None
 
     def test_a_reset_removes_the_topic_id(self, bench: Bench) -> None:
-        """The offset is meant for the topic that exists now. So a user can continue in a recreated topic."""
+        """The new offset is for the topic that exists now. So a user can continue in a recreated topic."""
         first, *_ = bench.partitions
         bench.move({first: 7}, topic_id="old")
         bench.store.reset(bench.group, {first: 0})
@@ -300,7 +299,7 @@ class OffsetsSuite:
             assert declared is bench.store, f"{name} declares another object as {part}"
 
     def test_an_outage_raises_store_unavailable_and_loses_no_offset(self, bench: Bench) -> None:
-        """`StoreUnavailable` is tried again. Any other error ends the consumer, which an outage must not do."""
+        """The runtime tries again after `StoreUnavailable`. Any other error would end the consumer."""
         first, *_ = bench.partitions
         bench.move({first: 7})
         with away(bench):
@@ -334,7 +333,7 @@ def _says_it_is_away(name: str, method: Callable[[OffsetStore], object], store: 
         return
     except Exception as error:  # noqa: BLE001  (any other error is what the test looks for)
         pytest.fail(f"{name} raised {error!r} and not StoreUnavailable")
-    pytest.fail(f"{name} succeeded on a place that is away")
+    pytest.fail(f"{name} succeeded although the place was unavailable")
 
 
 class _Logs(Cluster):

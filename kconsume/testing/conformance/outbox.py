@@ -1,7 +1,7 @@
-"""Beyond the third level: a store that keeps what handlers send until the broker has confirmed it.
+"""Beyond the third level: a store that keeps the records that handlers send until the broker has confirmed them.
 
-The tests use the calls of the relay. A row exists from the commit of its transaction until it is reported as delivered,
-and only the owner of its partition sees it.
+The tests make the calls that the relay makes. A row exists from the commit of its transaction until it is reported as
+delivered. Only the owner of its partition can read it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class OutboxSuite(TransactionalSuite):
             handling.write(0)
             post(handling, "a", "b")
             handling.advance(0, 1)
-            assert values(read(bench.owner("reader"), first, bench.me.held[first].epoch)) == [], "too soon"
+            assert values(read(bench.owner("reader"), first, bench.me.held[first].epoch)) == [], "read before COMMIT"
         assert values(read(bench.me, first)) == ["a", "b"]
         assert (bench.effects(), bench.offsets()) == ([0], {first: 1})
 
@@ -103,7 +103,7 @@ class OutboxSuite(TransactionalSuite):
         assert {p: values(rows) for p, rows in found.items() if rows} == {first: ["b0", "b1", "b2"]}
         store.delivered(bench.group, {first: [row.number for row in found[first]]})
         assert values(read(bench.me, first)) == ["a0", "c0", "a1", "c1", "a2", "c2"], (
-            "rows to other topics are still there"
+            "rows to other topics were deleted"
         )
         insert_unowned(bench, "to orders.out")
         assert values(store.unowned_rows("me", _ALL, Targets(("elsewhere",)))) == []
@@ -147,7 +147,7 @@ class OutboxSuite(TransactionalSuite):
         assert {p: values(rows) for p, rows in found.items() if rows} == {second: ["b"]}
         assert values(read(rival, first)) == ["a"]
         assert values(read(rival, first, rival.held[first].epoch + 1)) == [], (
-            "nor under an epoch that was never given out"
+            "rows were read under an epoch that was never given out"
         )
 
     def test_after_a_reclaim_outbox_rows_are_read_under_the_new_epoch(self, bench: Bench) -> None:
@@ -234,7 +234,7 @@ class OutboxSuite(TransactionalSuite):
         insert_unowned(bench, "a")
         for _ in range(2):
             assert values(_store(bench.me).unowned_rows("me", _ALL)) == ["a"]
-            assert rival.unowned_rows("rival", _ALL) == [], "while another sends it"
+            assert rival.unowned_rows("rival", _ALL) == [], "a second sender got the row"
 
     def test_an_outbox_row_without_a_partition_is_deleted_when_delivered(self, bench: Bench) -> None:
         insert_unowned(bench, "a")
@@ -260,7 +260,7 @@ class OutboxSuite(TransactionalSuite):
         assert record_origins(bench.me, first, "a#0", "b#0", "a#0") == {"a#0", "b#0"}
         _store(bench.me).forget_origins()  # deletes expired origins only
         assert record_origins(bench.me, first, "a#0", "it's \\ new") == {"it's \\ new"}
-        assert record_origins(bench.me, second, "b#0", "c#0") == {"c#0"}, "in any partition of the group"
+        assert record_origins(bench.me, second, "b#0", "c#0") == {"c#0"}, "b#0 was recorded again in another partition"
         other = bench.of_group(f"{bench.group}-other")
         other.me.claim(first)
         assert record_origins(other.me, first, "a#0") == {"a#0"}
@@ -281,7 +281,7 @@ class OutboxSuite(TransactionalSuite):
     # An unavailable place
 
     def test_an_outage_raises_store_unavailable_and_loses_no_outbox_row(self, bench: Bench) -> None:
-        """The relay tries again after `StoreUnavailable`. It would treat any other error as a fault of its own."""
+        """The relay tries again after `StoreUnavailable`. The relay would treat any other error as its own fault."""
         away = bench.subject.away
         if away is None:
             pytest.skip("the Subject has no away=")
@@ -340,7 +340,7 @@ def commit_rows(owner: Owner, partition: Partition, *values: str) -> None:
 
 
 def record_origins(owner: Owner, partition: Partition, *origins: str) -> set[str]:
-    """Returns the origins that were new, in a transaction that moves the offset by one."""
+    """Record origins in a transaction that moves the offset by one. Returns the origins that were new."""
     at, new = owner.store.load(owner.bench.group, [partition])[partition].next_offset, set[str]()
     with owner.transaction(partition) as handling:
         new.update(_tx(handling).record_origins(list(origins)))
@@ -354,7 +354,7 @@ def read(owner: Owner, partition: Partition, epoch: int | None = None, most: int
 
 
 def insert_unowned(bench: Bench, value: str, error: Exception | None = None) -> None:
-    """Insert a row in a transaction of the user's own, which ends with this error if there is one."""
+    """Insert a row in a transaction of the user. If `error` is given, it is raised in the transaction."""
     if bench.subject.own is None:
         pytest.fail("the Subject of a store with an outbox needs own=, a transaction of the user's own")
     statement = _store(bench.me).insert_statement(outgoing(value))

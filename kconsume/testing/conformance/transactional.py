@@ -38,7 +38,7 @@ TX_CAPABILITIES: list[tuple[str, type]] = [
     ("finishes", FinishingTx),
     ("numbers_rows", NumberedTx),
 ]
-"""What a store may declare about its transactions, and the methods that each must then have."""
+"""The capabilities that a store may declare for its transactions, and the protocol that they must then implement."""
 
 
 class TransactionalSuite(Zombies, FencedSuite):
@@ -52,8 +52,8 @@ class TransactionalSuite(Zombies, FencedSuite):
         with bench.me.transaction(first) as handling:
             handling.write(0)
             handling.advance(0, 5)
-            assert bench.effects() == [], "seen before it was committed"
-            assert bench.open().load(bench.group, [first])[first].next_offset == 0, "passed before it was committed"
+            assert bench.effects() == [], "the write was visible before COMMIT"
+            assert bench.open().load(bench.group, [first])[first].next_offset == 0, "the offset moved before COMMIT"
         assert (bench.effects(), bench.offsets()) == ([0], {first: 5})
 
     def test_many_records_share_a_transaction(self, bench: Bench) -> None:
@@ -67,7 +67,7 @@ class TransactionalSuite(Zombies, FencedSuite):
         assert bench.settled(second)
 
     def test_a_handler_error_rolls_back_writes_and_offset_and_is_raised_unchanged(self, bench: Bench) -> None:
-        """The handler fails before or after the advance. Half of the effects of a record is worse than none."""
+        """The handler fails before or after the advance. A part of a record's effects must not be committed."""
         first, *_ = bench.partitions
         bench.me.claim(first)
         for advances in (False, True):
@@ -76,7 +76,7 @@ class TransactionalSuite(Zombies, FencedSuite):
         assert (bench.effects(), bench.offsets()) == ([], {first: 0})
 
     def test_an_interrupt_rolls_back_writes_and_offset(self, bench: Bench) -> None:
-        """Other exceptions leave the transaction too: the end of a thread, Ctrl-C, a cancelled task."""
+        """A transaction may also end by an exception that is no `Exception`: Ctrl-C, or a cancelled task."""
         first, *_ = bench.partitions
         bench.me.claim(first)
         with pytest.raises(KeyboardInterrupt):
@@ -84,7 +84,7 @@ class TransactionalSuite(Zombies, FencedSuite):
         assert (bench.effects(), bench.offsets()) == ([], {first: 0})
 
     def test_after_an_error_the_next_transaction_is_clean(self, bench: Bench) -> None:
-        """A connection goes back to its pool clean, without anything of the failed transaction."""
+        """A connection must go back to its pool without any state of the failed transaction."""
         first, *_ = bench.partitions
         bench.me.claim(first)
         for _ in range(3):
@@ -103,7 +103,7 @@ class TransactionalSuite(Zombies, FencedSuite):
 
     @pytest.mark.parametrize("name", ODD_NAMES)
     def test_a_transaction_works_with_any_group_and_topic_name(self, bench: Bench, name: str) -> None:
-        """The fence of a transaction has statements, keys and locks of its own, made of the same names."""
+        """A transaction builds its own statements, keys and locks from the names of the group and the topic."""
         odd, other = bench.of_group(f"{name}{bench.group}"), bench.of_group(bench.group)
         partition = Partition(name, 0)
         odd.me.claim(partition)
@@ -118,7 +118,7 @@ class TransactionalSuite(Zombies, FencedSuite):
         assert bench.effects() == [number(partition, 0)]
 
     def test_an_advance_keeps_the_topic_id_and_the_owner(self, bench: Bench) -> None:
-        """`claim` compares these with the cluster, so they must still exist after a day of transactions."""
+        """The topic id is compared with the cluster's at the next claim, and the owner is shown to users."""
         first, *_ = bench.partitions
         bench.me.claim(first)
         bench.me.save({first: 1}, topic_id="known")
@@ -128,7 +128,7 @@ class TransactionalSuite(Zombies, FencedSuite):
         assert (row.next_offset, row.topic_id, row.owner, row.leader_epoch) == (5, "known", "me", 3)
 
     def test_a_handler_s_own_error_is_not_the_store_s_fault(self, bench: Bench) -> None:
-        """A fault of the store is tried again without end, so a record that cannot be handled would stop its
+        """The runtime retries a fault of the store without end. A record that cannot be handled would then stop its
         partition."""
         first, *_ = bench.partitions
         bench.me.claim(first)
@@ -140,7 +140,7 @@ class TransactionalSuite(Zombies, FencedSuite):
     # The fence
 
     def test_an_advance_from_a_wrong_offset_changes_nothing(self, bench: Bench) -> None:
-        """Records that we handled before a reply was lost would be repeated, or records would be left out."""
+        """Otherwise records would be skipped, or would be handled again if the reply to their commit was lost."""
         first, *_ = bench.partitions
         bench.me.claim(first, at=1)
         for old in (0, 2):
@@ -149,8 +149,8 @@ class TransactionalSuite(Zombies, FencedSuite):
             assert (bench.effects(), bench.offsets()) == ([], {first: 1})
 
     def test_a_commit_after_a_refused_advance_commits_nothing(self, bench: Bench) -> None:
-        """A COMMIT that is queued behind the advance is sent before the reply to the advance is read. It would commit
-        the effect of a fenced owner, and the successor would commit the same effect again."""
+        """A COMMIT may be sent before the reply to the advance is read. Such a COMMIT must not commit the effect of a
+        fenced owner, because the new owner commits the same effect again."""
         first, *_ = bench.partitions
         bench.me.claim(first, at=1)
         with contextlib.suppress(StoreError):
@@ -158,7 +158,7 @@ class TransactionalSuite(Zombies, FencedSuite):
         assert (bench.effects(), bench.offsets()) == ([], {first: 1})
 
     def test_a_refused_advance_raises_even_if_the_handler_ignores_it(self, bench: Bench) -> None:
-        """A caller that assumes the commit would continue from the wrong offset."""
+        """Otherwise the caller would assume a commit, and would continue at a wrong offset."""
         first, *_ = bench.partitions
         bench.me.claim(first, at=1)
         with pytest.raises(StoreError):
@@ -230,7 +230,7 @@ class TransactionalSuite(Zombies, FencedSuite):
     # Concurrent use
 
     def test_a_reader_does_not_wait_for_an_open_transaction(self, bench: Bench) -> None:
-        """A slow handler may delay writers, but not `status`, which only reads."""
+        """A slow handler may delay writers, but must not delay `kconsume status`, which only reads."""
         first, *_ = bench.partitions
         bench.me.claim(first)
         other = bench.open()
@@ -246,7 +246,7 @@ class TransactionalSuite(Zombies, FencedSuite):
         assert bench.settled(first)
 
     def test_transactions_of_several_threads_all_commit(self, bench: Bench) -> None:
-        """On one store object, as the workers of a process use it."""
+        """The workers of a process share one store object."""
         bench.me.claim()
         times = 20
 
@@ -275,7 +275,7 @@ class TransactionalSuite(Zombies, FencedSuite):
     # A handler that hangs
 
     def test_a_severed_transaction_is_rolled_back_and_refuses_further_writes(self, bench: Bench) -> None:
-        """The handler's thread still uses the transaction when `sever` is called, as after `timeout=` on threads. The
+        """After `timeout=` on threads, `sever` is called while the handler's thread still uses the transaction. The
         test is skipped for a store that does not declare `severs`."""
         if not capabilities_of(bench.store).severs:
             pytest.skip("the store does not declare severs")
@@ -306,8 +306,8 @@ class TransactionalSuite(Zombies, FencedSuite):
     # The place becomes unavailable
 
     def test_an_outage_during_a_transaction_leaves_writes_and_offset_or_neither(self, bench: Bench) -> None:
-        """The database restarts while a handler runs. Until it is back, it is unknown whether the transaction
-        committed."""
+        """The database restarts while a handler runs. Whether the transaction committed is unknown until the database
+        is back."""
         first, *_ = bench.partitions
         bench.me.claim(first)
         bench.me.handle(first)

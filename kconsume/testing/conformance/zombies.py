@@ -60,8 +60,8 @@ class Zombies:
 
     @pytest.mark.parametrize("moment", ["begin", "write", "advance"])
     def test_a_claim_during_a_transaction_takes_effect_before_or_after_it(self, bench: Bench, moment: Moment) -> None:
-        """A zombie that is frozen at each step: after the begin, in its handler, or before the COMMIT. Its handler
-        returns normally. The effect of the record exists once: from the zombie or from the new owner."""
+        """A zombie is frozen after the begin, in its handler, or before the COMMIT. Then its handler returns normally.
+        The effect of the record must exist once: from the zombie or from the new owner."""
         first, *_ = bench.partitions
         rival = bench.owner("rival")
         bench.me.claim(first)

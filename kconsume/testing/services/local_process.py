@@ -30,7 +30,7 @@ _LOOKS_LIKE_A_REASON = re.compile("FATAL|ERROR|rror|Exception")
 
 
 class LocalProcess:
-    """A server at `server.url`, started by `with … as server:`.
+    """The base class of a server at `server.url`, started by `with … as server:`.
 
     Args:
         folder: where the server keeps its data and its log. The data survive `stop`, `kill` and `restart`. Without it
