@@ -22,7 +22,7 @@ from kconsume.spark._batch.ranges import OffsetRange, Plan
 
 
 class RangesTx(Protocol):
-    """A transaction over the ranges of one batch."""
+    """A transaction over all partitions of one batch."""
 
     @property
     def connection(self) -> object:
@@ -212,7 +212,7 @@ def connection_types(store: OffsetStore) -> tuple[type, ...]:
 
 
 def open_ledger(store: OffsetStore, group: str, name: str, owner: str, *, by_handler: bool) -> Ledger:
-    """The ledger of this store for one query of the group. The parameters: as for `PostgresLedger`."""
+    """The ledger of this store for one query of the group. The parameters are those of `PostgresLedger`."""
     try:
         from kconsume.backends.postgres.store import PostgresStore
         from kconsume.spark._batch.ledger.postgres import PostgresLedger

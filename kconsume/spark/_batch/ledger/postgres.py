@@ -1,7 +1,7 @@
 """A stream's ledger on PostgreSQL: which query runs, its plan, and its locks.
 
-The offset rows of the store are the ledger of the ranges (`kconsume.spark._batch.ledger.postgres_tx`). Each query also
-has a row in `kconsume_streams`: the plan that was begun, its number, the owner, and whether a stop was requested.
+The offset rows of the store show which ranges were applied (`kconsume.spark._batch.ledger.postgres_tx`). Each query
+also has a row in `kconsume_streams`: the plan that was begun, its number, the owner, and whether a stop was requested.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kconsume.spark._batch.ranges import Plan
 
 _log = EventLog("spark")
 _LOCK_PATIENCE = 2.0
-"""Seconds to wait for the lock of a query that has no row yet."""
+"""Seconds to wait for the lock of a topic if its holder has no row in `kconsume_streams` yet."""
 
 
 class PostgresLedger:
@@ -38,11 +38,12 @@ class PostgresLedger:
     exactly_once: ClassVar[bool] = True
 
     def __init__(self, store: PostgresStore, group: str, name: str, owner: str, *, by_handler: bool = False) -> None:
-        """name: identifies the query in its group.
+        """Make the ledger, without I/O.
 
         Args:
+            name: identifies the query in its group.
             owner: identifies this run of the query.
-            by_handler: True if the name is the handler's. Then a query of other topics in the group may also have it.
+            by_handler: True if the name is the handler's. A query of other topics in the group may have the same name.
         """
         self._store = store
         self._database = store.database
