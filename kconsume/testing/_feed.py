@@ -36,7 +36,7 @@ FedOutcome = Literal["handled", "skipped", "dead_lettered", "failed"]
 
 
 class Fakes(Protocol):
-    """Ready resources by the type that handlers ask for. A dict such as `{Client: FakeClient()}` is one."""
+    """Ready resources, by the type that handlers ask for: for example the dict `{Client: FakeClient()}`."""
 
     def items(self) -> Iterable[tuple[object, object]]: ...
 

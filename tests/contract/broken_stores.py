@@ -326,7 +326,7 @@ class LastTopicId(MemoryStore):
 
 @fails(
     L.test_the_leader_epoch_is_kept_with_the_offset,
-    F.test_missing_rows_are_created_by_start_which_is_called_only_for_them,
+    F.test_start_is_called_only_for_missing_rows_and_its_offsets_are_stored,
 )
 class NoLeaderEpochs(MemoryStore):
     def save(self, group: str, positions: Positions) -> None:
@@ -437,7 +437,7 @@ class NoEpochs(MemoryStore):
 
 
 @fails(
-    F.test_missing_rows_are_created_by_start_which_is_called_only_for_them,
+    F.test_start_is_called_only_for_missing_rows_and_its_offsets_are_stored,
     F.test_start_is_not_called_when_no_row_is_missing,
     F.test_a_claim_of_no_partitions_returns_nothing,
 )

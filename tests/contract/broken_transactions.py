@@ -304,7 +304,7 @@ class OnlySaysSo(QueueStore):
             yield cast(QueueTx, SimpleNamespace(connection=tx.connection, advance=tx.advance, fault=tx.fault))
 
 
-@fails(T.test_an_outage_during_a_transaction_leaves_writes_and_offset_or_neither)
+@fails(T.test_after_an_outage_both_writes_and_offset_are_committed_or_neither)
 class HalfCommit(QueueStore):
     """Two places: the effects in one, the offset in the other."""
 

@@ -35,7 +35,7 @@ class QueryControl(Protocol):
         ...
 
     def pause(self, seconds: float) -> bool:
-        """Wait; returns False if the query must end before the time is over."""
+        """Wait this long. Returns False if the query must end before the time is over."""
         ...
 
 
@@ -49,7 +49,7 @@ class BatchContext:
     ledger: Ledger
     cluster: Cluster
     reclaim: Callable[[Mapping[Partition, int]], Mapping[Partition, Position]]
-    """Raises the epochs of these partitions and returns the positions that the store has then."""
+    """Raises the epochs of these partitions, and returns their stored positions."""
     most_bytes: int
     """The size in bytes of the largest record that the outbox takes."""
     task: Callable[[Mapping[Partition, OffsetRange], int | None], Task] | None = None

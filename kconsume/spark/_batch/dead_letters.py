@@ -25,7 +25,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class RowMessage:
-    """A row with the interface of the client's message."""
+    """A row with the methods of `confluent_kafka.Message`."""
 
     __slots__ = ("_row",)
 
@@ -66,7 +66,7 @@ class RowMessage:
 
 
 class TableMessages(Sequence[RowMessage]):
-    """The rows of a table with the interface of the client's messages. A row is converted when it is accessed."""
+    """The rows of a table with the methods of `confluent_kafka.Message`. A row is converted when it is accessed."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table

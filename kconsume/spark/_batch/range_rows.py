@@ -38,7 +38,7 @@ class RangeRows:
         return self._schema or self._first.schema
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows, once. `drain` reads and checks the rows that a handler has not taken."""
+        """Yields each row once. `drain` reads and checks the rows that a handler has not taken."""
         assert self._first is not None
         if not self._first_was_yielded:
             self._first_was_yielded = True

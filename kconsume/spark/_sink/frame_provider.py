@@ -25,7 +25,7 @@ def frame_type(hint: object) -> FrameType | None:
 
 
 def default_session(hint: object) -> Resource | None:
-    """Return the session that kconsume provides, if the annotation is a `SparkSession` and the app declares none."""
+    """Return the resource that is used if the app declares no session; None if the annotation is not a session's."""
     if not _is_spark_sql(hint, "SparkSession"):
         return None
     return Resource("spark", _session_type(), _session, {}, is_default=True)

@@ -91,7 +91,7 @@ class SparkSink:
         self._write(*arguments, **named)
 
     def _declare(self, write: Callable[..., None], guarantee: str, **parameters: object) -> None:
-        """Set what the sink does, its promise, and its signature: rows and batch, and these parameters by type."""
+        """Set the function that writes, the guarantee, and the signature: `rows`, `batch` and the given parameters."""
         import pyarrow
 
         table = pyarrow.Table if self._rows is None else Annotated[pyarrow.Table, self._rows]

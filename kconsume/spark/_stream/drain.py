@@ -91,8 +91,8 @@ class Gate:
 def await_interrupt(query: RunningQuery) -> None:
     """Wait until Spark interrupts the batch, then raise the interrupt.
 
-    A batch that starts during a drain must not work, because its work would be undone. The batch must not return
-    normally, because Spark would regard it as done.
+    A batch that starts during a drain must not call its handler, because the query is about to be stopped. The batch
+    must not return normally, because Spark would regard it as done.
     """
     deadline = time.monotonic() + _INTERRUPT_PATIENCE
     while time.monotonic() < deadline:

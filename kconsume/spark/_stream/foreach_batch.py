@@ -103,7 +103,7 @@ def foreach_batch(
 
 
 CallReader: TypeAlias = Callable[[Sequence[type], str], HandlerCall]
-"""Makes the call of a handler from the types of the store's transaction and the store's address."""
+"""Returns the call of a handler. Takes the types of the store's transaction, and the address of the store."""
 
 _instances: weakref.WeakSet[ForeachBatch] = weakref.WeakSet()
 

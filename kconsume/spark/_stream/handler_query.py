@@ -140,8 +140,9 @@ class HandlerQuery:
     def _finish_pending_plan(self, guard: CheckpointGuard) -> None:
         """Run a plan that was begun and not finished, with the same ranges, before Spark plans a new batch.
 
-        The same ranges keep `Batch.id`, by which a handler recognises effects outside of the transaction. If the
-        checkpoint has the plan, Spark runs it. If not, this method runs it, with a batch read of exactly these ranges.
+        With the same ranges `Batch.id` is the same, so a handler recognises its effects outside of the transaction. If
+        the checkpoint has the plan, Spark runs it. If not, this method runs it, with a batch read of exactly these
+        ranges.
         """
         batches = self.batches
         assert batches.runner is not None

@@ -1,7 +1,7 @@
 """The options of Spark's Kafka source, from an app's own settings.
 
-Values only. The source is a Java client. Properties of librdkafka for the connection are translated to the Java
-client's; properties that only tune librdkafka are left out. A property for the connection that has no translation is
+The source is a Java client. Properties of librdkafka for the connection are translated to properties of the Java
+client. Properties that only tune librdkafka are left out. A property for the connection that has no translation is
 refused, because the stream would connect in another way than the app.
 """
 

@@ -89,7 +89,7 @@ def check_query(query: RunningQuery, call: HandlerCall, *, stateful: bool) -> No
     """Check a user's own query, in its first batch and before a partition is claimed.
 
     Args:
-        stateful: True if its checkpoint has a state folder.
+        stateful: True if the query's checkpoint has a state folder.
     """
     if stateful:
         _refuse_state(query.stateful_operators())

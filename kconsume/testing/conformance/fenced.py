@@ -51,8 +51,8 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
         assert {position.topic_id for position in claimed.values()} == {"known"}
         assert bench.store.load(bench.group, [first, second]) == claimed
 
-    def test_missing_rows_are_created_by_start_which_is_called_only_for_them(self, bench: Bench) -> None:
-        """If `latest` were resolved again after each crash, records in between would be skipped."""
+    def test_start_is_called_only_for_missing_rows_and_its_offsets_are_stored(self, bench: Bench) -> None:
+        """If `start="latest"` were resolved again after each crash, records in between would be skipped."""
         first, second, third, _ = bench.partitions
         bench.move({second: 5})
         asked: list[Partition] = []
@@ -68,7 +68,7 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
         assert bench.offsets() == {first: 100, second: 5, third: 102}
 
     def test_start_is_not_called_when_no_row_is_missing(self, bench: Bench) -> None:
-        """`start` asks Kafka, and `start="error"` would refuse to begin."""
+        """`start` sends requests to Kafka. In an app with `start="error"` it raises an error."""
         bench.me.claim()
         bench.me.claim_from(lambda _: pytest.fail("`start` was called without need"), *bench.partitions)
 
@@ -143,7 +143,7 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
         assert bench.offsets() == {first: 0}
 
     def test_a_save_without_a_row_is_refused_and_creates_none(self, bench: Bench) -> None:
-        """A save must not create a row again that a user deleted, or that was lost with the database."""
+        """If a user deleted the row, or the database lost it, a save must not create it again."""
         first, *_ = bench.partitions
         for epoch in (0, 1):
             with pytest.raises(Fenced):

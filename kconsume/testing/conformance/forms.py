@@ -1,4 +1,4 @@
-"""Wrappers by which a suite examines another form of a store's transactions through `transaction`, with the same tests.
+"""Wrappers of a store. With a wrapper, the tests of a suite examine another form of the store's transactions.
 
 This module only forwards calls. The awaited form is in `async_driver`.
 """

@@ -145,7 +145,7 @@ class OffsetsSuite:
             bench.store.save(bench.group, {bench.partitions[0]: Position(5), unknown: Position(5)})
 
     def test_a_reset_can_set_any_offset(self, bench: Bench) -> None:
-        """A user resets an offset back to handle records again, forward to skip records, or where there is no row."""
+        """A user sets an offset back to handle records again, forward to skip records, or where no row exists."""
         first, second, *_ = bench.partitions
         bench.move({first: 10})
         bench.store.reset(bench.group, {first: 3, second: 2**40})

@@ -136,7 +136,7 @@ class OutboxSuite(TransactionalSuite):
     # Owners
 
     def test_a_stale_epoch_reads_no_outbox_rows_and_the_next_owner_reads_them(self, bench: Bench) -> None:
-        """Otherwise a zombie would keep sending, mixed with the records of the owner."""
+        """Otherwise a zombie would send its rows between the rows of the new owner."""
         first, second, *_ = bench.partitions
         rival = bench.owner("rival")
         bench.me.claim(first, second)

@@ -305,7 +305,7 @@ class TransactionalSuite(Zombies, FencedSuite):
 
     # The place becomes unavailable
 
-    def test_an_outage_during_a_transaction_leaves_writes_and_offset_or_neither(self, bench: Bench) -> None:
+    def test_after_an_outage_both_writes_and_offset_are_committed_or_neither(self, bench: Bench) -> None:
         """The database restarts while a handler runs. Whether the transaction committed is unknown until the database
         is back."""
         first, *_ = bench.partitions

@@ -1,4 +1,4 @@
-"""Run a command as another user. A program of its own, for servers that refuse to run as root.
+"""Run a command as another user. This file is a program of its own, for servers that refuse to run as root.
 
     python drop_privileges.py UID GID COMMAND…
 

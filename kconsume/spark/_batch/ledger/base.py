@@ -42,7 +42,7 @@ class RangesTx(Protocol):
         ...
 
     def finish(self, ranges: Sequence[OffsetRange], positions: Positions) -> None:
-        """Move the offsets to the ends of these ranges, and drop the pending plan. Must be the last call, made once.
+        """Move the offsets to the ends of these ranges, and drop the pending plan. Must be called once, and last.
 
         Args:
             positions: all partitions of the transaction, with their epochs.
@@ -65,7 +65,7 @@ class Ledger(Protocol):
         ...
 
     def add_topics(self, topics: Sequence[str]) -> None:
-        """As `register`, for topics that appeared later."""
+        """Register, as `register` does, for topics that appeared later."""
         ...
 
     def heartbeat(self) -> bool:
@@ -152,8 +152,8 @@ _taken_lock = threading.Lock()
 class OffsetsOnlyLedger:
     """For stores that have no transaction for handlers under Spark.
 
-    It registers queries of this process only. Queries of other processes are kept apart by the epochs of a fenced
-    store.
+    It registers queries of this process only. Against a query of another process, only the epochs of a fenced store
+    protect the offsets.
     """
 
     exactly_once: ClassVar[bool] = False

@@ -79,7 +79,7 @@ class LocalPostgres(LocalProcess):
         super().stop()
 
     def kill(self) -> None:
-        """Send SIGKILL to the server and to the process of every connection, as a power cut would end them."""
+        """Send SIGKILL to the server and to the process of every connection, so that none of them can clean up."""
         if not self.running:
             return
         os.kill(self.pid, signal.SIGSTOP)  # a stopped server starts no further child processes
