@@ -64,7 +64,7 @@ def raise_unless_handler_failed(
     """Raise if the handler did not cause the error: for an interrupt, deleted records, or a failure of the store."""
     texts = error_texts(error)
     if is_interrupt(texts, active=control.active):
-        raise interrupted("its job was interrupted") from None
+        raise interrupted("a job of the query was interrupted") from None
     if (line := data_loss_line(texts)) is not None:
         raise records_gone([f"{Plan(tuple(ranges))} was to be read, and Spark says: {line[:300]}"], group) from error
     if isinstance(error, StoreError):

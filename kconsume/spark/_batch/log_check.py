@@ -55,7 +55,7 @@ def _compare(
 
 def records_gone(facts: Iterable[str], group: str) -> OffsetOutOfRange:
     return OffsetOutOfRange(
-        f"records are gone that were not handled: {'; '.join(facts)}. Retention deleted them, or the topic was made "
-        f"again. Nothing was skipped. Choose: store.reset({group!r}, {{partition: offset}}) to skip them, or a longer "
-        f"retention"
+        f"records were deleted before they were handled: {'; '.join(facts)}. Retention deleted them, or the topic was "
+        f"made again. Nothing was skipped. To skip these records, call store.reset({group!r}, {{partition: offset}}); "
+        f"to keep records longer, set a longer retention"
     )

@@ -250,7 +250,7 @@ def _check(
             f"handler of your own (df.write.format({format!r}), with concurrency=1), with the guarantee at least once"
         )
     if format == "jdbc" and table is None:
-        raise ConfigurationError("SparkSink(format='jdbc') writes rows into a table: name it, table='clicks'")
+        raise ConfigurationError("SparkSink(format='jdbc') writes rows into a table: give its name, table='clicks'")
     if format != "jdbc" and table is not None:
         # All writers that append to a table share a temporary folder of Spark's committer, and the first writer that
         # ends removes the folder.
@@ -260,10 +260,12 @@ def _check(
             f"own (df.write.saveAsTable({table!r}), with concurrency=1), with the guarantee at least once"
         )
     if format != "jdbc" and url is not None:
-        raise ConfigurationError("SparkSink(url=...) is the database of format='jdbc': add that, or leave url= out")
+        raise ConfigurationError(
+            "SparkSink(url=...) is the database of format='jdbc': give table= instead of path=, or leave url= out"
+        )
     if format == "jdbc" and options:
         raise ConfigurationError(
-            "SparkSink(options=...) is for Spark's writers, and format='jdbc' is written by COPY: leave it out"
+            "SparkSink(options=...) is for Spark's writers, and format='jdbc' is written by COPY: leave options= out"
         )
     for name in options or {}:
         _check_option(name)

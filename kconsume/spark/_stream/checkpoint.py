@@ -168,7 +168,7 @@ class CheckpointGuard:
             if known.get(what) != value:
                 raise CheckpointMismatch(
                     f"checkpoint={self._base!r} belongs to another query: its {what} is {known.get(what)!r}, and "
-                    f"here it is {value!r}; name a folder of its own; the offsets are in the store"
+                    f"here it is {value!r}; name another folder; the offsets are in the store"
                 )
 
 

@@ -80,8 +80,8 @@ def _check_pandas(call: HandlerCall) -> None:
         utils.require_minimum_pyarrow_version()
     except ImportError as error:
         raise MissingExtra(
-            f"{call.name} is called in executors by Spark's mapInArrow, which needs more: {error} Install it here and "
-            f"where the executors run: pip install 'kconsume[spark]'"
+            f"{call.name} is called in executors by Spark's mapInArrow, which needs another package: {error} Install "
+            f"it here and where the executors run: pip install 'kconsume[spark]'"
         ) from error
 
 

@@ -200,8 +200,9 @@ class OffsetsOnlyLedger:
 
 def stream_taken(group: str, topic: str, owner: str) -> StreamTaken:
     return StreamTaken(
-        f"group {group!r} has a Spark query on topic {topic!r} already, in {owner}: two would do the same work; stop "
-        f"that one (drain() of its stream, or kconsume.spark.request_stop), or give this one a group of its own"
+        f"group {group!r} has a Spark query on topic {topic!r} already, in {owner}, and two queries would do the same "
+        f"work: stop that query (drain() of its stream, or kconsume.spark.request_stop), or give this query a group of "
+        f"its own"
     )
 
 

@@ -67,8 +67,8 @@ class PostgresLedger:
                 self._identity["name"] = each
                 return
         raise ConfigurationError(
-            f"group {self._group!r} has two queries named {name!r}, and neither reads {', '.join(read)}: give this one "
-            f"a name of its own, foreach_batch(…, name=…)"
+            f"group {self._group!r} has two queries named {name!r}, and neither reads {', '.join(read)}: give this "
+            f"query a name of its own, foreach_batch(…, name=…)"
         )
 
     def add_topics(self, topics: Sequence[str]) -> None:
@@ -183,7 +183,7 @@ class PostgresLedger:
                 except psycopg.errors.InsufficientPrivilege as error:
                     raise ConfigurationError(
                         f"{self._store.address} does not let this role make a table ({error.diag.message_primary}): "
-                        f"run this as a role that may, and grant select, insert and update on the table: "
+                        f"as a role that may, run the following statement, and grant select, insert and update: "
                         f"{sql.create_table}"
                     ) from error
 
