@@ -77,7 +77,7 @@ class Environment:
     handlers: Mapping[str, Mapping[str, object]] = field(default_factory=dict, repr=False)
     """The option values of each handler, by the name of the handler as written in the variables."""
     strays: tuple[str, ...] = ()
-    """Names of variables that nothing reads, whatever handlers the app has."""
+    """Names of variables that nothing reads, with any handlers."""
     startup: float | None = None
 
     def options_of(self, handler: str, options: HandlerOptions) -> HandlerOptions:
@@ -183,7 +183,7 @@ def _unread(variable: str, handlers: Iterable[str]) -> UnreadVariable:
 
 
 def _meant(name: str, handlers: Iterable[str]) -> str | None:
-    """Return the similar name that exists, without the prefix."""
+    """Return the known name that is most similar, without `KCONSUME_`; None if none is similar."""
     first, _, rest = name.partition("_")
     family = difflib.get_close_matches(first, ("KAFKA", "HANDLER"), 1)
     if family == ["KAFKA"] and rest:
@@ -216,7 +216,7 @@ class _Form(NamedTuple, Generic[Value]):
             return self.parse(text.strip())
         except (ValueError, ConfigurationError):
             shown = masked_address(text) if self.secret or scheme_in(text) else text
-            # The cause is left out: it may show a secret.
+            # `from None`: the cause may show a secret.
             raise ConfigurationError(f"{variable}={shown!r} cannot be read: write {self.written}") from None
 
 
@@ -298,13 +298,13 @@ def _choice(*choices: str) -> _Form[str]:
 _TEXT = _Form(str, "a name")
 _COUNT = _Form(_above_zero, "a whole number above zero, for example 8")
 _SECONDS = _Form(_seconds, "seconds above zero, for example 25.0")
-_PATIENCE = _Form(_patience, "seconds, for example 60.0, or 0 to wait for nothing")
+_PATIENCE = _Form(_patience, "seconds, for example 60.0, or 0 for no wait")
 _BYTES = _Form(_bytes, "bytes above zero, for example 67108864, 512k, 64M or 1G")
 _ADDRESS = _Form(_address, "an address, for example kafka:// or sqlite:///shop.db", secret=True)
 
 _SETTINGS = frozenset({"BROKERS", "GROUP", "OFFSETS", "INSTANCE", "STARTUP", "SHUTDOWN", "MEMORY"})
 
-# Values that this version does not offer are refused by the app, as when the code gives them.
+# The app refuses values that this version does not support, in the same way as values in the code.
 _OPTIONS: Mapping[str, _Form[object]] = {
     "topics": _Form(_names, "names divided by commas, for example orders,payments"),
     "pattern": _Form(str, "a regular expression, for example orders-.*"),

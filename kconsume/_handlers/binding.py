@@ -94,7 +94,7 @@ class Binding:
             wraps: the context managers around each call, the outermost first.
             max_bytes: the size of the largest message that the handler may send.
             by_record: True to call `tx.next_record(offset)` before each record.
-            stamped: True to give each message that is sent a header with the record that it comes from.
+            stamped: True to add the header `kconsume-origin` to each message that the handler sends.
         """
         assert not self.is_async
         return typing.cast(Runner, compile_runner(self, resources or {}, wraps, max_bytes, by_record, stamped))
@@ -112,7 +112,7 @@ class Binding:
         """Return the function that calls an `async def`. The parameters are those of `runner`.
 
         Args:
-            limit: makes the handler's call end in time.
+            limit: wraps the handler, so that each call ends at the `timeout=`.
         """
         assert self.is_async
         return typing.cast(

@@ -32,7 +32,7 @@ def json_decoder(handler: str, parameter: str, wanted: object) -> Decode:
         return bytes.decode
     if inner in (list, tuple, set) or typing.get_origin(inner) in (list, tuple, set, Sequence):
         raise InvalidHandler(
-            f"{handler} asks for {text_of(wanted)}: nothing reads one record into it, so annotate {parameter} with "
+            f"{handler} asks for {text_of(wanted)}: one record cannot be decoded into it, so annotate {parameter} with "
             f"the type of one record, or with a list of that type for batches"
         )
     members = tuple(union_members(wanted))

@@ -58,9 +58,9 @@ class Limiter:
     """Enforces one handler's rate in one process. Its worker threads share it.
 
     In every period of `per` seconds no more than `records` records are granted. A batch larger than the rate is granted
-    when no earlier grant counts any more. If it is n times as large as the rate, it counts for n times `per`, so that
-    the rate holds over time. Callers that pass `caller=` are served in turn. Otherwise a batch that needs much room
-    would wait for ever behind callers that need little. Other callers are served if there is room when they ask.
+    when no earlier grant counts any more. A batch that is n times as large as the rate counts for n times `per`, so
+    that the rate holds over time. Callers that pass `caller=` are served in turn; otherwise a large batch would wait
+    for ever behind small ones. Callers without `caller=` are served if there is room when they ask.
 
     Args:
         rate: the user's setting.

@@ -132,7 +132,7 @@ class ResourceStack:
     async def build(self, wanted: Iterable[object]) -> dict[object, object]:
         """Build the resources of these types and return them by type.
 
-        Plain functions run on the event loop of the caller.
+        Plain functions are called on the event loop that runs this coroutine.
         """
         wanted = list(wanted)
         for resource in self.needed(wanted):

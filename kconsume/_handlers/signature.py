@@ -166,7 +166,7 @@ def _is_async(function: Callable[..., object]) -> bool:
 
 
 def _form(name: str, parameter: str, hint: object) -> tuple[Form, object | None]:
-    """Return the form of a call, and the type that each record is decoded to, if it is decoded."""
+    """Return the form of a call, and the type that each record is decoded to; None if records are not decoded."""
     wanted = bare(hint)
     if wanted is Record or wanted == Record | None:
         return Form.ONE, None

@@ -140,10 +140,9 @@ def wrapped(signature: Signature, wraps: typing.Sequence[Wrap]) -> Callable[...,
 
 
 class _WrapFailures:
-    """Sees, inside each wrap, the error that the wrap is about to see.
+    """Keeps the last error that reached a wrap, and raises it again if the wrap swallows it.
 
-    That is the handler's error, or the error of an inner wrap, which may come from the COMMIT of that wrap. The
-    record has failed even if a wrap swallows the error.
+    The error comes from the handler or from an inner wrap, for example from a COMMIT in that wrap.
     """
 
     def __init__(self) -> None:

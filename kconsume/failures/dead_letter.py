@@ -16,7 +16,7 @@ from kconsume.errors import ConfigurationError
 
 _TABLE = re.compile(r"(?:[A-Za-z_][A-Za-z0-9_$]*\.)?[A-Za-z_][A-Za-z0-9_$]*")
 _FEW = 20
-"""Fewer records than this have no meaningful share of failures."""
+"""A limit that is a share applies only from this number of records on."""
 
 
 class DeadLetter:
@@ -27,8 +27,8 @@ class DeadLetter:
         table: instead of a topic, a table in the database that stores the offsets. The letter is written in the same
             transaction as the offset.
         limit: the consumer stops when more records than this fail within `window` seconds. A limit between 0 and 1 is
-            a share of the handled records. A broken deployment must not drain a topic into its dead letters.
-        window: seconds, by default 60.
+            a share of the handled records. A limit keeps a broken deployment from dead-lettering a whole topic.
+        window: the time in which failures count for `limit`, in seconds.
     """
 
     __slots__ = ("limit", "table", "topic", "window")

@@ -1,7 +1,7 @@
 """Logs records that were skipped after a failure. Records with the same outcome and class of error share one line.
 
-A broken deployment fails on every record. One line for each record would cost more than handling the record, and would
-add no information. So a line has the first record and its error, the number of further records, and the last record.
+A broken deployment fails on every record, and a log line costs more than handling a record. So a line has the first
+record and its error, the number of further records, and the last record.
 """
 
 from __future__ import annotations

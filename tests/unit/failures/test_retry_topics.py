@@ -318,7 +318,7 @@ def test_a_group_whose_name_cannot_be_in_a_topic_s_is_refused() -> None:
     refused(shop("shop/eu"), "orders", said=r"'orders.shop/eu.retry.1' would be .* group= of at most 234 of")
     refused(shop("ä"), "orders", said="is no topic name: give the handler a group=")
     refused(shop("g" * 240), "orders", said="group= of at most 234 of")
-    refused(shop(), "o" * 245, said="leaves no room for one, so use Retry")
+    refused(shop(), "o" * 245, said="leaves no room for the name of a retry topic, so use Retry")
 
 
 def test_reading_its_own_retry_topic_is_refused() -> None:
