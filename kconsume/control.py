@@ -70,8 +70,8 @@ class RunningControl:
     def subscribe(self, *topics: str, handler: Callable[..., object] | str | None = None) -> None:
         """Give a handler of the running app other topics.
 
-        The group rebalances: partitions of topics that are left out are finished and given up, and new partitions
-        are claimed.
+        The group rebalances. Partitions of topics that are left out are given up, after their running handlers have
+        ended. New partitions are claimed in the offset store.
 
         Args:
             topics: all topics of the handler from now on.

@@ -69,7 +69,7 @@ class Decorators(ABC):
             concurrency: the number of workers; by default one for each assigned partition, up to 8.
             executor: `"inline"` runs a plain function on the polling thread, for handlers that never wait.
             retry: try a failed record again in its place (`Retry`), later (`RetryTopics`), or both in a tuple.
-            repeats: `"drop"` handles a record with a `kconsume-origin` header only once.
+            repeats: `"drop"` handles records with the same `kconsume-origin` header only once.
             on_error: what happens with a record that failed for the last time: `"stop"` ends the app, `"hold"` stops
                 its partition, `"skip"` passes the record, and a `DeadLetter` keeps the record.
             timeout: seconds that one call may take. A longer call counts as failed.
@@ -127,9 +127,9 @@ class Decorators(ABC):
         """Include the declarations of a router, including those that are added to the router later.
 
         Args:
-            router: the router. It can be included once.
-            group: the consumer group of its handlers that name none.
-            offsets: the offset store of its handlers that name none.
+            router: the router. An app can include it only once.
+            group: the consumer group of the router's handlers, unless the handler or the router sets one.
+            offsets: the offset store of the router's handlers, unless the handler or the router sets one.
         """
         if not isinstance(router, Router):
             raise ConfigurationError(
@@ -163,11 +163,13 @@ class _Inclusion:
 
 
 class Router(Decorators):
-    """Handlers, resources and wraps of one module, for an app to include. Its wraps run around its own handlers only.
+    """Handlers, resources and wraps of one module, for an app to include.
+
+    The wraps of a router run only around the handlers of that router, and of routers that it includes.
 
     Args:
-        group: the consumer group of its handlers that name none.
-        offsets: the offset store of its handlers that name none.
+        group: the consumer group of handlers without their own `group=`.
+        offsets: the offset store of handlers without their own `offsets=`.
     """
 
     def __init__(self, *, group: str | None = None, offsets: str | OffsetStore | None = None) -> None:

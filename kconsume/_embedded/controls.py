@@ -18,7 +18,7 @@ from kconsume.errors import ConfigurationError, EmbeddedBrokerError
 
 Argument: TypeAlias = int | str | Sequence[int]
 
-# The numbers are Kafka's (https://kafka.apache.org/protocol#protocol_api_keys). Only requests that the mock serves.
+# Kafka's numbers (https://kafka.apache.org/protocol#protocol_api_keys) of the requests that the mock cluster serves.
 API_KEYS: Mapping[str, int] = {
     "Produce": 0,
     "Fetch": 1,

@@ -1,6 +1,6 @@
 """`EmbeddedKafka`: a Kafka in this process, which is librdkafka's own mock cluster.
 
-This file must not know handlers, stores or other processes. The mock cluster proves nothing about a real Kafka.
+This file must not know handlers, stores or other processes. A test with the mock cluster is no proof for a real Kafka.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class EmbeddedKafka(KafkaControls):
     - it keeps about 5 MB for each partition: the oldest records are dropped first, and a record over 5 MB at once;
     - it has no admin requests, so create topics here. The first producer that names a missing topic creates it with 4
       partitions (librdkafka's number, which cannot be changed). Consumers create no topic;
-    - a change in a classic group takes `session.timeout.ms` - 1 s (set 2000 in tests), a cooperative change twice that;
-      in a KIP-848 group (`group.protocol=consumer`) it takes about 0.1 s;
+    - a rebalance of a classic group takes `session.timeout.ms` - 1 s (set 2000 in tests), a cooperative rebalance twice
+      that; a rebalance of a KIP-848 group (`group.protocol=consumer`) takes about 0.1 s;
     - it proves nothing about transactions (aborted records are delivered, no producer is fenced), static membership,
       truncation, look-ups by timestamp or retention by time.
 

@@ -1,7 +1,7 @@
-"""Questions to the cluster about topics and groups: which exist, their ids, the ends of logs, committed offsets.
+"""Requests to the cluster about topics and groups: names, ids, first and last offsets, committed offsets.
 
-All requests of one question share one deadline. A question blocks, so it must not be asked on the thread that polls the
-consumer. The one consumer of this file reads committed offsets and never subscribes.
+All requests of one method call share one deadline. The methods block, so they must not be called on the thread that
+polls the consumer. The one consumer of this file reads committed offsets and never subscribes.
 """
 
 from __future__ import annotations
@@ -57,13 +57,14 @@ _GRACE = 0.2
 _LEAST = 0.01
 """The shortest time for a request. The client takes whole milliseconds."""
 _NO_OFFSET = -1001
-# Retry and re-drive topics: a record keeps its timestamp, so an old record would be past its retention when it arrives.
+# The configuration of retry and re-drive topics. A record keeps its timestamp there, so retention by time would delete
+# an old record at once.
 _KEEPS_ALL = {"cleanup.policy": "delete", "retention.ms": "-1"}
 _QUICK_RECOVERY: Mapping[str, ClientValue] = {
     # The client waits half of this time between its first connection and the next. The default is 50 ms.
     "reconnect.backoff.ms": 20,
-    # Some questions go to the broker that was named as the controller, which under KRaft is any broker. If it dies,
-    # the questions wait until the client asks for the brokers again: five minutes by default, and the deadline is 10 s.
+    # Some requests go to the broker that was named as the controller, which under KRaft is any broker. If that broker
+    # dies, the requests wait until the client refreshes its metadata: five minutes by default, with a deadline of 10 s.
     "topic.metadata.refresh.interval.ms": 5000,
 }
 
@@ -101,16 +102,16 @@ class Group(NamedTuple):
     assignor: str
     members: tuple[GroupMember, ...]
     is_classic: bool = True
-    """Whether its members assign the partitions. In a KIP-848 group the broker assigns them."""
+    """True if the members assign the partitions. In a KIP-848 group the broker assigns them."""
 
 
 class Cluster:
-    """A cluster. The first question connects to it.
+    """Sends requests to one Kafka cluster. The first request connects.
 
     Args:
         brokers: the address of the brokers.
         overrides: librdkafka properties of the user.
-        patience: seconds for one question.
+        patience: seconds for one method call.
     """
 
     def __init__(
@@ -183,7 +184,7 @@ class Cluster:
         return answer
 
     def ask_limits(self, topics: Sequence[str]) -> dict[str, Future[TopicLimit | None]]:
-        """Return a future with the limits of each topic; None if the topic is missing or the cluster does not tell."""
+        """Return a future with the limits of each topic. It returns None if the cluster does not report the limits."""
         if self._tells_ids is False:
             return {}  # a mock broker does not answer
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
@@ -191,7 +192,7 @@ class Cluster:
         return {resource.name: _limit_in(future) for resource, future in asked.items()}
 
     def make_topics(self, wanted: Mapping[str, str]) -> None:
-        """Create missing topics. Raises ConfigurationError with their names if this client may not.
+        """Create missing topics. Raises ConfigurationError with their names if this client may not create them.
 
         Args:
             wanted: the topics, each with the topic whose numbers of partitions and replicas it gets.
@@ -249,14 +250,14 @@ class Cluster:
                 Partition(e.topic, e.partition): self._answer(future, deadline).offset for e, future in asked.items()
             }
             for partition, offset in edges.items():
-                if offset < 0:  # the client's answer for a leader that it cannot reach; it reports no error
+                if offset < 0:  # the client could not reach the leader, and reports no error
                     raise self._unavailable(f"the leader of {partition} did not answer")
             return edges
 
         return answer
 
     def committed(self, group: str, partitions: Iterable[Partition]) -> dict[Partition, Committed]:
-        """Return the offsets that the group has committed in Kafka. Partitions without one are left out."""
+        """Return the offsets that the group has committed in Kafka. Partitions without such an offset are left out."""
         check_group(group)
         elements = [TopicPartition(*p) for p in partitions]
         if not elements:
@@ -273,12 +274,12 @@ class Cluster:
         return found
 
     def _once_there_is_a_coordinator(self, ask: Callable[[float], T]) -> T:
-        """Ask again until the group has a coordinator.
+        """Repeat a request until the group has a coordinator, and return the answer.
 
-        A cluster that never had a group answers at once that there is none, and the client does not wait.
+        A cluster that never had a group has no coordinator yet and refuses the request at once.
 
         Args:
-            ask: gets the seconds that are left.
+            ask: sends the request. Called with the seconds that are left.
         """
         deadline = self._deadline()
         while True:
@@ -330,7 +331,7 @@ class Cluster:
         """Return the names of all groups, sorted. Raises if a broker did not answer."""
         deadline = self._deadline()
         listed = self._answer(self._admin().list_consumer_groups(request_timeout=_left(deadline)), deadline)
-        for error in listed.errors:  # of brokers that did not answer; `valid` has the groups of the others
+        for error in listed.errors:  # from brokers that did not answer; `valid` has the groups of the others
             raise self._refused(error.args[0] if isinstance(error, KafkaException) else error)
         return sorted(group.group_id for group in listed.valid)
 
@@ -343,12 +344,12 @@ class Cluster:
             outcome = self._outcome(asked[name], deadline)
             if not isinstance(outcome, KafkaError) or outcome.code() not in COORDINATOR_ELECTION or deadline.passed:
                 break
-            time.sleep(0.05)  # a new cluster creates its group topic at the first question
+            time.sleep(0.05)  # a new cluster creates its group topic at the first request
         if isinstance(outcome, KafkaError):
             if outcome.code() == KafkaError.GROUP_ID_NOT_FOUND:
                 return None
             raise self._refused(outcome)
-        if outcome.state is ConsumerGroupState.DEAD:  # the answer of brokers before KIP-1043 if there is no group
+        if outcome.state is ConsumerGroupState.DEAD:  # brokers before KIP-1043 answer so if there is no group
             return None
         return Group(
             outcome.state.name.lower(),
@@ -408,7 +409,7 @@ class Cluster:
             reader.close()
 
     def _deadline(self) -> Deadline:
-        """Return the deadline of one question, which all its requests share."""
+        """Return the deadline that all requests of one method call share."""
         return Deadline(self.patience)
 
     def _metadata(self, deadline: Deadline) -> ClusterMetadata:
@@ -419,7 +420,7 @@ class Cluster:
         return metadata
 
     def _is_mock(self, deadline: Deadline) -> bool:
-        """Whether this is a mock cluster, by its name. Without a controller, a mock cluster never answers for ids."""
+        """Whether the cluster id is that of a mock cluster, which may never answer a request for topic ids."""
         return str(self._metadata(deadline).cluster_id).startswith(_MOCK_CLUSTER)
 
     def _answer(self, future: Future[T], deadline: Deadline) -> T:
@@ -442,7 +443,7 @@ class Cluster:
 
         Args:
             error: the refusal.
-            group: the group, if the question was to change one.
+            group: the group, if the request was to change one.
         """
         return self._unavailable(error.str()) if no_answer(error) else refusal(error, self.brokers, group)
 
@@ -460,7 +461,7 @@ class Cluster:
 
 
 def _left(deadline: Deadline) -> float:
-    """Return the seconds for the next request of a question."""
+    """Return the seconds for the next request."""
     return max(_LEAST, deadline.left)
 
 

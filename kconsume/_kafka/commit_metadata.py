@@ -33,7 +33,7 @@ KINDS = {"kafka": "k", "postgresql": "p", "postgres": "p", "sqlite": "s", "redis
 
 @dataclass(frozen=True, slots=True)
 class StoreName:
-    """What distinguishes a store from others."""
+    """What identifies a store in commit metadata."""
 
     kind: str
     """A letter of `KINDS`."""
@@ -44,12 +44,12 @@ class StoreName:
 
 
 KAFKA = StoreName("k")
-"""`kafka://`, whose offset is the committed one."""
+"""The name of `kafka://`, where the committed offset is the stored offset."""
 
 
 @dataclass(frozen=True, slots=True)
 class MirrorSource:
-    """The store from which an offset was copied, by its metadata."""
+    """The store from which an offset was copied to the group, as the commit metadata names it."""
 
     kind: str | None
     """None in the metadata of an earlier version, which has only the place."""
@@ -78,7 +78,7 @@ def note_of(topic_id: str | None, name: StoreName | None = None, epoch: int | No
 
 
 def numbered(note: str, number: int) -> str:
-    """Return the metadata with the number of a commit, which distinguishes answers to commits of the same offset.
+    """Return the metadata with the number of a commit. The number tells answers to commits of the same offset apart.
 
     If the text would be too long, an epoch of more than six digits is left out.
 

@@ -107,7 +107,7 @@ class AssignmentListener(Protocol):
     """
 
     def assigned(self, partitions: list[Partition]) -> Mapping[Partition, StartAt]:
-        """Return where to start each partition. One that is left out is paused until `KafkaConsumer.start_at`."""
+        """Return where to start each partition. A partition that is left out waits for `KafkaConsumer.start_at`."""
         ...
 
     def revoked(self, partitions: list[Partition]) -> None:
@@ -152,7 +152,7 @@ class KafkaConsumer:
         self._static = instance is not None
         self._eager = self.protocol is GroupProtocol.EAGER
         self._positions: dict[Partition, StartAt] = {}
-        """The next offset of each assigned partition. Under *eager*, starting one partition assigns all of them."""
+        """The next offset of each assigned partition. Under *eager*, one start assigns all partitions again."""
         self._late_starts: dict[Partition, StartAt] = {}
         """The start of each partition that first waited at `PAUSED_AT_ZERO`."""
         self._has_joined = self._leaving = False
@@ -241,7 +241,7 @@ class KafkaConsumer:
         return self._subscribed and self.protocol is GroupProtocol.CONSUMER and self.generation() > 0
 
     def assume_joined(self) -> None:
-        """Count as joined without an assignment: the broker had time to make one and made none."""
+        """Count as joined without an assignment: the broker had time to assign partitions and assigned none."""
         self.joined = True
 
     # Reading
@@ -333,7 +333,7 @@ class KafkaConsumer:
         partitions.clear()
         if starts:
             self.start_at(starts)
-            self._fetched.waited.difference_update(starts)  # only once: a second such answer is a true one
+            self._fetched.waited.difference_update(starts)  # once: a second such answer is a real fault
 
     def _without_repeats(self, runs: Runs) -> Runs:
         """Return the runs without records that came before.
@@ -355,7 +355,7 @@ class KafkaConsumer:
     # Partitions
 
     def by_member(self, values: Mapping[Partition, V]) -> list[tuple[KafkaConsumer, Mapping[Partition, V]]]:
-        """Return the values by the group member that owns their partitions: here one, in a `SplitConsumer` two."""
+        """Return the values by the group member that owns their partitions. A `SplitConsumer` has two members."""
         return [(self, values)]
 
     def start_at(self, starts: Mapping[Partition, StartAt]) -> None:
@@ -437,7 +437,7 @@ class KafkaConsumer:
     def close(self, patience: float = LEAVE_WITHIN) -> None:
         """Leave the group and close the client.
 
-        It may hang when brokers accept connections and do not answer, so the caller must watch it.
+        This call may hang when brokers accept connections and do not answer, so the caller must watch the time.
 
         Args:
             patience: seconds that leaving may take.

@@ -278,7 +278,7 @@ class DeliveryThread:
                 self._work.wait()
             return self._producer if self._pending else None
 
-    # Ending deliveries: the thread that removes one from `_pending` ends it
+    # Ending deliveries: the thread that removes a delivery from `_pending` ends its future
 
     def _end(self, deliveries: Iterable[Delivery]) -> None:
         for delivery in deliveries:
@@ -341,7 +341,7 @@ class DeliveryThread:
 
 
 def _ignore(_: Delivery) -> None:
-    """The callback of a delivery that no thread carries yet."""
+    """The default of `Delivery.finished`."""
 
 
 def _settle(delivery: Delivery, failure: SendFailed | None) -> None:

@@ -6,7 +6,7 @@ broker sleeps for up to a second. Resuming does not wake that thread, but any re
 without such requests, partitions that do not move stood still for 1.0 s in three to six of ten joins; with them, for
 0.2 s at most.
 
-This file only decides when to wake them; `KafkaConsumer` sends the request.
+This file only decides when a request is due; `KafkaConsumer` sends the request.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class FetchWakeup:
         self._until = self._next = 0.0
 
     def begin(self) -> None:
-        """Start sending: a rebalance has ended."""
+        """Start to send requests, because a rebalance has ended."""
         self._until = self._clock() + self.DURATION
 
     def end(self) -> None:
-        """Stop sending."""
+        """Send no more requests until the next rebalance."""
         self._until = 0.0
 
     def due(self) -> bool:

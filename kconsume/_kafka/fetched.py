@@ -105,13 +105,13 @@ class FetchedMessages:
         self.fault: BaseException | None = None
         """The first error that ends the consumer, until `raise_fault`."""
         self.death: KconsumeError | None = None
-        """Why the client gave up, once it has reported it."""
+        """Why the client gave up, as soon as the client has reported the cause."""
         self.one_topic: str | None = None
         """The topic, if only one is subscribed. Then the partition number identifies a partition."""
         self.named: set[str] = set()
         """Topics that are subscribed by name. They must exist."""
         self.has_patterns = False
-        """Whether patterns are subscribed too. A topic of a pattern may disappear."""
+        """Whether patterns are subscribed too. A missing topic that only a pattern matches is no fault."""
         self.waited: set[Partition] = set()
         """Partitions that wait, or waited, at `PAUSED_AT_ZERO` and had no record since."""
         self.wait_offset_missing: set[Partition] = set()

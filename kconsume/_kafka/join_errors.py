@@ -59,7 +59,7 @@ def _session(name: str, settings: Settings, _: Group | None) -> str:
     return (
         f"the brokers refuse session.timeout.ms={settings.get('session.timeout.ms')} for group {name!r}: set it in "
         f"kafka={{...}} within group.min.session.timeout.ms and group.max.session.timeout.ms of the brokers (6000 and "
-        f"1800000 by default), or change those"
+        f"1800000 by default), or change these two settings of the brokers"
     )
 
 
@@ -100,6 +100,6 @@ def why(error: KafkaError, name: str, settings: Settings, group: Group | None) -
         error: the refusal.
         name: the name of the group.
         settings: the properties of the client.
-        group: the group as the coordinator describes it, if it does.
+        group: the group as the coordinator describes it; None if unknown.
     """
     return GroupRefused(f"{REFUSALS[error.code()].sentence(name, settings, group)} ({error.str()})")

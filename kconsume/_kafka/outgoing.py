@@ -1,7 +1,7 @@
 """Records that a handler sends: `Outgoing`, `Sender`, and their encoding into bytes.
 
-A record that Kafka would refuse for its form (no topic, no topic name, a value that cannot be encoded, too many bytes)
-is refused here, while the handler runs: then the error belongs to the handler, and nothing was sent. This file must not
+A record that Kafka would refuse (no topic, an invalid topic name, a value that cannot be encoded, too many bytes) is
+refused here, while the handler runs: then the error belongs to the handler, and nothing was sent. This file must not
 read a clock or call the client; `_kafka/producer.py` delivers.
 """
 
@@ -160,11 +160,11 @@ def check_size(topic: str | None, value: bytes | None, key: bytes | None, header
 
 
 ORIGIN = "kconsume-origin"
-"""The header that names the record from which a record was made. A consumer recognises a repeat by it."""
+"""The header that names the handled record from which a record was made. Consumers recognise repeats by this header."""
 
 
 RESET = "kconsume-reset"
-"""The header with the partition's reset epoch when the origin was read. With another epoch, a record is no repeat."""
+"""The header with the reset epoch of the handled record's partition. With another epoch, a record is not a repeat."""
 
 
 def origin_prefix(scope: str, message: Message) -> bytes:

@@ -73,7 +73,8 @@ def letter_settings(brokers: str, overrides: Mapping[str, ClientValue]) -> dict[
 def relay_settings(brokers: str, overrides: Mapping[str, ClientValue]) -> dict[str, ClientValue]:
     """Return the properties of the producer that sends outbox rows.
 
-    The client never gives up a record, so records that it sent before an outage are not sent again after it.
+    With `message.timeout.ms=0` the client never gives up a record. So after an outage the client itself finishes the
+    records in flight, and the relay does not send them a second time.
     """
     chosen = {name: value for name, value in overrides.items() if name != "delivery.timeout.ms"}
     return {**producer_settings(brokers, {**RELAY_DEFAULTS, **chosen}), "message.timeout.ms": 0}
@@ -107,7 +108,7 @@ class Producer:
 
     @property
     def largest_batch(self) -> int:
-        """Bytes of the largest batch that the client makes: one large record, or several."""
+        """Bytes of the largest batch that the client makes, of one or several records."""
         settings = self._settings
         return max(int(settings.get("message.max.bytes", 1_000_000)), int(settings.get("batch.size", 1_000_000)))
 

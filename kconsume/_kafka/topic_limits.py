@@ -33,14 +33,14 @@ class TopicLimit(NamedTuple):
     most_bytes: int
     """The largest batch, `max.message.bytes`."""
     wants_keys: bool = False
-    """Whether it is compacted, and refuses a record without a key."""
+    """Whether the topic is compacted, and so refuses a record without a key."""
 
 
 NO_LIMITS: Final[Mapping[str, TopicLimit]] = {}
 
 
 def divided(limits: Mapping[str, TopicLimit], among: int) -> Mapping[str, TopicLimit]:
-    """Return the part of each limit that one partition may use, because rows of several may share a batch.
+    """Return the part of each limit that one partition may use, because rows of several partitions may share a batch.
 
     Args:
         limits: the limits, by topic.
@@ -103,7 +103,7 @@ class LimitSource(Protocol):
     """Asks the brokers for the limits of topics."""
 
     def ask_limits(self, topics: Sequence[str]) -> Mapping[str, Future[TopicLimit | None]]:
-        """Return a future for each topic; it ends with None if the brokers do not tell."""
+        """Return a future for each topic; the future returns None if the brokers do not report the limits."""
         ...
 
 

@@ -100,7 +100,7 @@ class TopicReader:
 
     @contextmanager
     def _consumer(self, what: str) -> Iterator[Consumer]:
-        """A consumer for one read of `what`, which names it in an error."""
+        """Yield a consumer for one read. `what` names the read in errors."""
         try:
             consumer = Consumer(
                 {

@@ -125,7 +125,7 @@ class SplitConsumer:
             member.subscribe(topics)
 
     def fetch(self, timeout: float, most: int | None = None) -> Runs:
-        """Return the records that are there. Records of side topics do not end the wait.
+        """Return the records that have arrived. If there are none, wait for a record of the handlers' topics.
 
         Args:
             timeout: seconds to wait for the first record of the handlers' topics.

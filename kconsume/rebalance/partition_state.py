@@ -84,10 +84,10 @@ class PartitionState(_PartitionValues[T]):
     """
 
     def __init__(self, load: Callable[[Partition], T], save: Callable[[Partition, T], object]) -> None:
-        """load: returns the value of a partition.
-
+        """
         Args:
-            save: keeps the value of a partition.
+            load: returns the value of a partition.
+            save: stores the value of a partition.
         """
         super().__init__()
         for name, function in (("load", load), ("save", save)):
