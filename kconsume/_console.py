@@ -1,4 +1,4 @@
-"""What a run shows on standard error: the log, the banner at the start, the report at the end, a failure.
+"""What a run shows on standard error: the log, the banner at the start, the report at the end, and a failure.
 
 With a text log, the banner and the report are separate lines. With a JSON log, they are log events with fields:
 `consumer starting`, `handler registered`, `consumer stopped`, `consumer failed`. This file must not decide anything

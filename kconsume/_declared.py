@@ -267,7 +267,7 @@ def must_not_go_round(registrations: Sequence[Registration]) -> None:
             topic = ahead.pop()
             if topic == start:
                 raise ConfigurationError(
-                    f"a record of {start!r} that fails again and again would come back there through dead-letter "
+                    f"a record of {start!r} that keeps failing would come back to that topic through dead-letter "
                     f"topics, for ever: set on_error= of the last handler of that circle to 'stop' or 'skip', or to a "
                     f"topic that no handler of this app reads"
                 )

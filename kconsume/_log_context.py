@@ -18,7 +18,7 @@ from kconsume.records import Message
 
 
 class LogContext(NamedTuple):
-    """A record and the number of the attempt, written `orders/3@1042`."""
+    """The place of a record, written `orders/3@1042`, and the number of the attempt."""
 
     topic: str
     partition: int
@@ -104,7 +104,7 @@ class _Factory(Protocol):
 
 
 class _PlacingFactory:
-    """Makes log records with the factory before it, and adds the current record.
+    """Makes log records with the factory that was set before, and adds the current record.
 
     A formatter could not add the current record: a line may be formatted later, on another thread.
     """

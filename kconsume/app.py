@@ -62,7 +62,7 @@ class _Setting(Generic[Value]):
 class App(Decorators, RunningControl):
     """A consumer application.
 
-    A `KCONSUME_*` environment variable overrides each parameter.
+    Each parameter can be overridden by a `KCONSUME_*` environment variable.
 
     Args:
         brokers: the address of the brokers, `"host:port,..."`; `"embedded://"` runs a broker in this process.
@@ -221,7 +221,7 @@ class App(Decorators, RunningControl):
 
     @contextmanager
     def using(self, declared: Declarations) -> Iterator[None]:
-        """Use other declarations inside the block, then the former ones again. For `kconsume.testing.override`.
+        """Use other declarations inside the block. For `kconsume.testing.override`.
 
         A handler that is declared inside the block is added to the former declarations at the end, because
         its module is imported only once. A producer and stores that were opened inside the block are closed.

@@ -107,7 +107,7 @@ class RunningControl:
         return self._add_listener(function, "assigned")
 
     def on_revoked(self, function: Callback) -> Callback:
-        """Call the decorated function with revoked partitions, after their handlers have ended and committed."""
+        """Call the decorated function with revoked partitions, after their handlers have ended and the last commit."""
         return self._add_listener(function, "revoked")
 
     def on_lost(self, function: Callback) -> Callback:

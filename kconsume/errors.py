@@ -137,12 +137,12 @@ class HandlerFailed(KconsumeError):
 
     @property
     def try_command(self) -> str:
-        """The command that runs today's handler on the record and rolls back."""
+        """The command that runs the handler on this record again, in a transaction that is rolled back."""
         return f"kconsume try {os.environ.get('KCONSUME_APP') or 'MODULE:APP'} {self.place}"
 
 
 class HandlerTimeout(KconsumeError, TimeoutError):
-    """A call of a handler took longer than its `timeout=`. It was cancelled, or abandoned if it cannot be cancelled."""
+    """A call of a handler took longer than its `timeout=`. An async call was cancelled, any other call abandoned."""
 
 
 class DecodeError(KconsumeError):
@@ -160,8 +160,8 @@ class TaskFailed(KconsumeError):
 class BatchError(KconsumeError):
     """Raised by a handler of batches: some records of the batch failed, and all others succeeded.
 
-    The call is undone, with the writes through the store's transaction and the records it sent. Then the handler is
-    called again without the failed records.
+    The writes of the call through the store's transaction are rolled back, and the records that it sent are dropped.
+    Then the handler is called again without the failed records.
 
     Args:
         errors: the exception of each failed record, by its index in the batch.
@@ -183,7 +183,7 @@ class SendFailed(KconsumeError):
 
 
 class LetterFailed(KconsumeError):
-    """A dead letter could not be written. It is tried again, and the offset of its record is not passed."""
+    """A dead letter could not be written. The write is tried again, and the offset of the record is not passed."""
 
 
 class TooManyFailures(KconsumeError):
@@ -228,7 +228,7 @@ class StartRequired(OffsetError):
 
 
 class RowLost(StartRequired):
-    """The store had a row of a partition and has none now, and the row was not deleted through kconsume."""
+    """The store has lost the row of a partition. The row was not deleted through kconsume."""
 
 
 class OffsetOutOfRange(OffsetError):

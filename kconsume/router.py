@@ -56,7 +56,7 @@ class Decorators(ABC):
         to: str | None = None,
         chunk: int | None = None,
     ) -> Callable[[Handler], Handler]:
-        """Make the decorated function the handler of these topics. It stays an ordinary function.
+        """Make the decorated function the handler of these topics. The function itself is not changed.
 
         Args:
             topics: the names of the topics.
@@ -67,7 +67,8 @@ class Decorators(ABC):
             batch: the size of batches, for handlers of `list[...]`, `Batch` or a table.
             order: `"partition"` handles the records of a partition in order.
             concurrency: the number of workers; by default one for each assigned partition, up to 8.
-            executor: `"inline"` runs a plain function on the polling thread, for handlers that never wait.
+            executor: `"inline"` runs a plain function on the polling thread, for handlers that never wait. The default
+                is `"thread"` for a plain function. An `async def` runs on an event loop.
             retry: try a failed record again in its place (`Retry`), later (`RetryTopics`), or both in a tuple.
             repeats: `"drop"` handles records with the same `kconsume-origin` header only once.
             on_error: what happens with a record that failed for the last time: `"stop"` ends the app, `"hold"` stops
@@ -109,7 +110,7 @@ class Decorators(ABC):
         return function
 
     def wrap(self, function: Function) -> Function:
-        """Run the decorated generator function around each call of a handler: before and after its yield.
+        """Run the decorated generator function around each call of a handler. The handler runs at the yield.
 
         Args:
             function: a generator function, plain or async.

@@ -60,7 +60,7 @@ class AppSettings:
         if self.startup is not None and not 0 <= self.startup < math.inf:
             raise ConfigurationError(
                 f"startup={self.startup!r} must be a number of seconds, 0 or more: give the time that running() may "
-                f"wait for the first claim, or 0 to enter the block at once"
+                f"wait for its first partitions, or 0 to enter the block at once"
             )
         check_group(self.group)
         if self.instance is not None:

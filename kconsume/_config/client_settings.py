@@ -43,7 +43,7 @@ DEFAULTS = (
     Default("allow.auto.create.topics", False, False, "a misspelt topic is an error, not a new topic"),
     Default(
         "fetch.queue.backoff.ms", 5, 1000,
-        "at 1000 a fast consumer waits up to a second with nothing to do, which costs a factor of five",
+        "at 1000 a fast consumer waits up to a second with nothing to do, and is five times slower",
     ),
     Default("fetch.wait.max.ms", 100, 500, "a newly assigned partition without new records is fetched again sooner"),
     Default("queued.min.messages", 20000, 100000, "enough for a fast handler; more only costs memory"),
@@ -78,8 +78,8 @@ FORBIDDEN = {
 
 _SECRET = re.compile(r"password|passphrase|secret|\.pem$|token|oauthbearer\.config|jaas", re.IGNORECASE)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_HARMLESS = re.compile(r"(sqlite:)?[\w./\\ -]*")  # such as a file name; a password follows a : or a =
-_USERINFO = re.compile(r"(?<=//)(.*)@")  # to the last @: a password may contain : / @
+_HARMLESS = re.compile(r"(sqlite:)?[\w./\\ -]*")  # for example a file name; a password would follow a : or a =
+_USERINFO = re.compile(r"(?<=//)(.*)@")  # up to the last @, because a password may contain : / @
 _PARAMETER = re.compile(r"([^&=]*)=([^&]*)")
 MASK = "********"
 
@@ -200,10 +200,10 @@ def check_instance(instance: object) -> str:
 def check_group(group: object) -> str:
     """Return the name of the group, or raise if the client would change it.
 
-    The client cuts white space off the front of every value, and a consumer with an empty name aborts the process.
+    The client cuts white space off the front of every value. With an empty group name it aborts the process.
     """
     if not isinstance(group, str) or not group.strip():
-        raise ConfigurationError("App needs a group: App(..., group='inventory'); members share its work")
+        raise ConfigurationError("App needs a group: App(..., group='inventory'); its members share the work")
     if group[0].isspace():
         raise ConfigurationError(
             f"group {group!r} begins with white space, which the Kafka client cuts off, so it would use another group: "

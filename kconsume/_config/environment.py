@@ -306,7 +306,7 @@ _SETTINGS = frozenset({"BROKERS", "GROUP", "OFFSETS", "INSTANCE", "STARTUP", "SH
 
 # The app refuses values that this version does not support, in the same way as values in the code.
 _OPTIONS: Mapping[str, _Form[object]] = {
-    "topics": _Form(_names, "names divided by commas, for example orders,payments"),
+    "topics": _Form(_names, "names separated by commas, for example orders,payments"),
     "pattern": _Form(str, "a regular expression, for example orders-.*"),
     "group": _TEXT,
     "offsets": _ADDRESS,
@@ -320,11 +320,12 @@ _OPTIONS: Mapping[str, _Form[object]] = {
     "rate": _Form(_rate, "records, or records/seconds, above zero, for example 50 or 50/1.0"),
     "timeout": _SECONDS,
     "retry": _Form(
-        _retry, "attempts, or attempts/seconds apart, and delays of retry topics after a +, for example 5/0.5+60,600"
+        _retry,
+        "attempts, or attempts/seconds between them; then + and the delays of retry topics, for example 5/0.5+60,600",
     ),
     "repeats": _choice(*get_args(Repeats)),
     "batch": _Form(_batch, "records, or records/seconds to wait, for example 500 or 500/0.2"),
     "partitions": _Form(
-        lambda text: tuple(map(_whole, _names(text))), "partition numbers divided by commas, for example 0,1"
+        lambda text: tuple(map(_whole, _names(text))), "partition numbers separated by commas, for example 0,1"
     ),
 }

@@ -33,7 +33,7 @@ StartPolicy = Literal["earliest", "latest", "error"]
 _NOT_COMMON = re.compile(r"\\[A-Za-z0-9]|\(\?")
 """Regular expressions that Python, the client and the broker read differently.
 
-In classic groups the client follows POSIX, where \\d matches nothing, and (? is an error without a reason.
+In classic groups the client follows POSIX, where \\d matches nothing, and (? is an error that names no cause.
 """
 
 

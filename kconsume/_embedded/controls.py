@@ -139,7 +139,7 @@ class KafkaControls(ABC):
         self.control("clear_request_errors", _api_key(api))
 
     def broker_down(self, broker: int | None = None) -> None:
-        """Close the connections of all clients and refuse new ones. Partition leaders stay.
+        """Close the connections of all clients and refuse new ones. Partitions keep their leaders.
 
         Args:
             broker: the number of the broker. None for all brokers.

@@ -27,8 +27,8 @@ class EmbeddedKafka(KafkaControls):
 
     Real clients connect to it over TCP. Groups get their assignment at once. Its limits:
 
-    - it listens on 127.0.0.1, keeps everything in memory, and ends with the process, in a forked child, and when the
-      process changes its user (`os.seteuid`), which interrupts all threads;
+    - it listens on 127.0.0.1, keeps everything in memory, and ends with the process. It does not work in a forked
+      child, and ends when the process changes its user (`os.seteuid`), which interrupts all threads;
     - it keeps about 5 MB for each partition: the oldest records are dropped first, and a record over 5 MB at once;
     - it has no admin requests, so create topics here. The first producer that names a missing topic creates it with 4
       partitions (librdkafka's number, which cannot be changed). Consumers create no topic;

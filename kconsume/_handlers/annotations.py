@@ -66,7 +66,7 @@ def bare(hint: object) -> object:
 
 
 def metadata_of(hint: object) -> tuple[object, ...]:
-    """Return what `Annotated` adds to the type."""
+    """Return the metadata that `Annotated` adds to the type."""
     return typing.get_args(hint)[1:] if typing.get_origin(hint) is typing.Annotated else ()
 
 

@@ -2,7 +2,7 @@
 
 The function is compiled as dataclasses compiles `__init__`. A closure for each argument would cost one more call for
 each record, which takes longer than the rest of the loop. A record costs one turn of the loop, one decode and one call.
-Arguments that its handler does not ask for cost nothing. `binding` has decided what the arguments are. The chunk rules
+Arguments that the handler does not ask for cost nothing. `binding` has decided what the arguments are. The chunk rules
 (`_runtime/processing/rules.py`) decide what an error means.
 """
 

@@ -43,7 +43,7 @@ def with_context(decode: Callable[..., object], text: str) -> Callable[[Message]
     from confluent_kafka.serialization import MessageField, SerializationContext
 
     def call(message: Message) -> object:
-        headers = message.headers()  # they may name the schema
+        headers = message.headers()  # the headers may name the schema
         context = SerializationContext(message.topic(), MessageField.VALUE, headers)  # type: ignore[arg-type]
         try:
             return decode(message.value(), context)

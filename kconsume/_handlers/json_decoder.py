@@ -96,10 +96,10 @@ def _msgspec_decoder(handler: str, parameter: str, wanted: object) -> Decode:
             f"{handler} cannot get {parameter}: {text}: {error}; in a union give each "
             f"msgspec.Struct a tag (class Placed(msgspec.Struct, tag=True))"
         ) from error
-    except Exception as error:  # the annotations of its fields are expressions, and may raise anything
+    except Exception as error:  # annotations of fields are expressions, and may raise anything
         raise InvalidHandler(
             f"{handler} cannot get {parameter}: {text}: the type of one of its fields cannot be read "
-            f"({error}): define or import what its fields name in its module, not in a function"
+            f"({error}): define or import the types of its fields in its module, not in a function"
         ) from error
     if foreign is not None:
         raise InvalidHandler(

@@ -66,10 +66,10 @@ def pydantic_decoder(
         if hasattr(adapter, "rebuild"):  # since pydantic 2.10
             adapter.rebuild()  # without it, a type that cannot be read would fail at the first record
         return adapter.validator.validate_json  # the adapter's own method would cost one more frame for each record
-    except Exception as error:  # the annotations of its fields are expressions, and may raise anything
+    except Exception as error:  # annotations of fields are expressions, and may raise anything
         raise InvalidHandler(
             f"{handler} cannot get {parameter}: {text}: pydantic cannot read it ({_first_line(error)}): correct the "
-            f"model, or import what its fields name in its module"
+            f"model, or import the types of its fields in its module"
         ) from error
 
 

@@ -68,8 +68,8 @@ class Limiter:
     """
 
     _GRAINS = 128
-    """The resolution of a period. Records granted within one grain count as granted at its last moment. So
-    too many records are never granted, and a million records a second need no more memory."""
+    """The number of grains in a period. Records that are granted within one grain count as granted at its last moment.
+    So the rate is never exceeded, and memory does not grow with the rate."""
 
     _KEEP_PLACE = 0.5
     """Seconds for which a caller that does not ask again keeps its place in the queue."""

@@ -44,7 +44,7 @@ class Resource:
     """The type that handlers and other resources ask for."""
     make: Callable[..., object]
     needs: Mapping[str, object]
-    """The types of the resources that it is made from, by parameter."""
+    """The types of the resources that `make` takes, by parameter."""
     is_default: bool = False
     """True for a resource of kconsume's own. A resource that the user declares for the same type replaces it."""
 

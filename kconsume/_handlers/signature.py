@@ -90,7 +90,7 @@ def read(
 
     Args:
         function: the decorated function.
-        names: the local names of the place where it is decorated.
+        names: the local names of the place where the function is decorated.
         decode: what the user passed as `decode=`.
     """
     name = getattr(function, "__name__", repr(function))
@@ -114,7 +114,7 @@ def read(
         )
     if form is Form.FRAME and _is_async(function):
         raise InvalidHandler(
-            f"{name} is async and gets {first.name}: DataFrame, and every call of Spark would hold up the event loop: "
+            f"{name} is async and gets {first.name}: DataFrame, and every call of Spark would block the event loop: "
             f"write it as a plain def"
         )
     return Signature(

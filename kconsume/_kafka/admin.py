@@ -89,7 +89,7 @@ class GroupMember(NamedTuple):
 
     id: str
     instance: str | None
-    """The name of a static member."""
+    """The `group.instance.id`, if this is a static member."""
     client: str
     owned: tuple[Partition, ...]
 
@@ -120,8 +120,8 @@ class Cluster:
         self.brokers = brokers
         self.patience = patience
         self._settings = connection_settings(brokers, overrides or {})
-        # Connection errors. The clients call its `append`: a method of this object would make a reference cycle with
-        # the client, and the client's threads would live until the garbage collector runs.
+        # Connection errors. `error_cb` is `append` of this deque: a method of `Cluster` would make a reference cycle
+        # with the client, and the client's threads would live until the garbage collector runs.
         self._connection_errors: deque[KafkaError] = deque(maxlen=8)
         self._client: AdminClient | None = None
         self._tells_ids: bool | None = None
@@ -158,7 +158,7 @@ class Cluster:
         return self.ask_topic_ids(topics)()
 
     def ask_topic_ids(self, topics: Iterable[str]) -> Callable[[], dict[str, str | None]]:
-        """Ask for topic ids now. The returned function waits for the answer."""
+        """Send the request of `topic_ids` now. The returned function waits for the answer."""
         names = sorted(set(topics))
         if self._tells_ids is False:
             return lambda: dict.fromkeys(names)
@@ -239,7 +239,7 @@ class Cluster:
     def ask_edges(
         self, partitions: Iterable[Partition], edge: Literal["earliest", "latest"]
     ) -> Callable[[], dict[Partition, int]]:
-        """Ask for the ends of logs now. The returned function waits for the answer."""
+        """Send the request of `edges` now. The returned function waits for the answer."""
         spec, deadline = _EDGES[edge], self._deadline()
         asked = self._admin().list_offsets(
             {TopicPartition(*p): spec for p in partitions}, request_timeout=_left(deadline)
@@ -349,7 +349,7 @@ class Cluster:
             if outcome.code() == KafkaError.GROUP_ID_NOT_FOUND:
                 return None
             raise self._refused(outcome)
-        if outcome.state is ConsumerGroupState.DEAD:  # brokers before KIP-1043 answer so if there is no group
+        if outcome.state is ConsumerGroupState.DEAD:  # how brokers before KIP-1043 answer if there is no group
             return None
         return Group(
             outcome.state.name.lower(),
@@ -386,7 +386,7 @@ class Cluster:
 
     @contextmanager
     def _reader(self, group: str) -> Iterator[Consumer]:
-        """A consumer that never subscribes: it reads the group's offsets and is not a member.
+        """Yield a consumer that reads the group's offsets. It never subscribes, so it is not a member.
 
         The admin client's `list_consumer_group_offsets` is not safe: on NOT_COORDINATOR and COORDINATOR_NOT_AVAILABLE
         it dereferences NULL, which ends the process (librdkafka issue 5040).

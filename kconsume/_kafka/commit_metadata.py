@@ -2,7 +2,7 @@
 
     kconsume/1 topic=rIcHkFgCTJyRFNxDBHqwMA at=pX3d_9-Qa.1z     copied from a PostgreSQL store, at epoch 71
     kconsume/1 topic=rIcHkFgCTJyRFNxDBHqwMA at=k                Kafka's own offset: `kafka://`
-    kconsume/1 topic=rIcHkFgCTJyRFNxDBHqwMA store=0123456789ab  by an earlier version: a digest of the store's address
+    kconsume/1 topic=rIcHkFgCTJyRFNxDBHqwMA store=0123456789ab  of an earlier version: a digest of the store's address
 
 Kafka itself keeps only the name of the topic. The part about the store is its kind, a digest of its id and the epoch of
 the row; it is only compared. The text is shorter than 64 bytes, because a broker may allow no more
@@ -38,9 +38,9 @@ class StoreName:
     kind: str
     """A letter of `KINDS`."""
     id: str = ""
-    """A digest of its id, or of its address if it has no id; empty for `kafka://`, which is in the cluster."""
+    """A digest of the store's id, or of its address if it has no id; empty for `kafka://`."""
     place: str = ""
-    """A digest of its address, which earlier versions wrote."""
+    """A digest of the store's address, which earlier versions wrote."""
 
 
 KAFKA = StoreName("k")

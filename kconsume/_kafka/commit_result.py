@@ -14,7 +14,7 @@ from kconsume._kafka.fetched import FetchedMessages
 from kconsume.errors import GroupRefused, KconsumeError
 from kconsume.records import Partition
 
-# The commit met a rebalance or a coordinator that moved. The next commit repeats it, if the partition is still owned.
+# The commit met a rebalance or a coordinator that moved. The next commit repeats the offset of an owned partition.
 _REPEATED_LATER = {
     KafkaError.REBALANCE_IN_PROGRESS,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
@@ -88,7 +88,7 @@ def lasting_refusal(
         error: the broker's answer.
         group: the name of the group.
         subscribed: whether this consumer is a member of the group. One with `partitions=` is not.
-        fetched: knows why the client gave up, if it did.
+        fetched: has the reason if the client gave up.
     """
     code = error.code()
     if not subscribed and code in _GROUP_HAS_MEMBERS:

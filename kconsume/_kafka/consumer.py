@@ -111,7 +111,7 @@ class AssignmentListener(Protocol):
         ...
 
     def revoked(self, partitions: list[Partition]) -> None:
-        """Finish these partitions: they are unassigned when this returns."""
+        """Finish these partitions. They are unassigned when this method returns."""
         ...
 
     def lost(self, partitions: list[Partition]) -> None:
@@ -229,7 +229,7 @@ class KafkaConsumer:
         return int.from_bytes(metadata[len(_METADATA) : len(_METADATA) + 4], sys.byteorder, signed=True)
 
     def generations(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """Return the generation for each of these owned partitions. To be called inside a callback."""
+        """Return the generation for each of these owned partitions. Must be called inside a callback."""
         return dict.fromkeys(partitions, self.generation())
 
     @property
@@ -459,9 +459,9 @@ class KafkaConsumer:
         """Tell the group that this member leaves.
 
         A client that is closed in the middle of a rebalance sends no LeaveGroup, and the group waits for the end of its
-        session. Unsubscribing alone is not enough: the client delays it to the end of the rebalance, and closing does
-        not wait for that. Of 200 members that only unsubscribed, 12 sent no LeaveGroup; of 300 that were polled until
-        it was sent, none was missing (measured).
+        session. Unsubscribing alone is not enough: the client sends LeaveGroup only after the rebalance, and closing
+        does not wait for that. Of 200 members that only unsubscribed, 12 sent no LeaveGroup. All of 300 members that
+        were polled until it was sent did (measured).
         """
         self._leaving = True
         if self.protocol is GroupProtocol.CONSUMER:

@@ -1,8 +1,8 @@
 """One client producer, the records it carries, and the thread that serves its delivery reports.
 
 One daemon thread serves the reports, and sleeps without a timer while no record is in flight. The client takes the
-interpreter lock once for each report. While another thread runs Python code, each time is a change of threads and
-costs more than the record itself. So if no thread waits for a delivery (dead letters), a thread that delivers serves
+interpreter lock once for each report. While another thread runs Python code, each report costs a thread switch, which
+takes longer than sending the record. So if no thread waits for a delivery (dead letters), a thread that delivers serves
 the reports that have arrived. The daemon thread then serves reports only when no delivery has come for a moment.
 
 A producer that reports a fatal error (an idempotent one does so when it no longer knows what was written) fails
@@ -335,7 +335,7 @@ class DeliveryThread:
         return sentence(refusal, str(self._brokers), self._timeout_seconds, self._reason())
 
     def _reason(self) -> str:
-        """Return the last connection error. The error that all brokers are down comes last and names no cause."""
+        """Return the last connection error that names a cause. The error that all brokers are down names none."""
         reasons = [error.str() for error in self._connection_errors if error.code() != KafkaError._ALL_BROKERS_DOWN]
         return f" ({reasons[-1]})" if reasons else ""
 

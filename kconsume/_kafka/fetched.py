@@ -207,7 +207,7 @@ class FetchedMessages:
     def _judge(self, error: KafkaError, message: ClientMessage) -> None:
         code, partition = error.code(), _partition_of(message)
         if code == KafkaError._PARTITION_EOF:
-            if partition not in self.stopped:  # else this end is after the records that were dropped
+            if partition not in self.stopped:  # records of a stopped partition were dropped before this end
                 self._reached.add(partition)
                 self.end_offsets[partition] = message.offset() or 0
         elif code == KafkaError._AUTO_OFFSET_RESET and partition in self.waited and message.offset() == 0:
@@ -217,7 +217,7 @@ class FetchedMessages:
         elif code in _NO_SUCH_TOPIC:
             if not self.has_patterns or partition.topic in self.named:
                 self.topic_faults.setdefault(partition.topic, _no_such_topic(partition.topic))
-            # A pattern subscribes to the topics that exist, and may have none yet.
+            # A pattern may match no topic yet, so a missing topic is no fault.
         elif (fault := self.not_authorized(partition, error)) is not None:
             self.topic_faults.setdefault(partition.topic, fault)
         elif code in _FATAL:
@@ -265,10 +265,9 @@ def _no_such_topic(topic: str) -> TopicNotFound:
 
 def _unreadable(partition: Partition, error: KafkaError) -> UnreadableBatch:
     return UnreadableBatch(
-        f"{partition} has records that cannot be read ({error.str()}): the batch is damaged on the broker or of a form "
-        f"that this client does not know. Nothing was skipped. Restore the log from a replica, or continue after the "
-        f"damaged batch with "
-        f"store.reset(group, {{partition: offset}}), or app.seek(partition, offset)"
+        f"{partition} has records that cannot be read ({error.str()}): the batch is damaged on the broker, or in a "
+        f"format that this client does not know. Nothing was skipped. Restore the log from a replica, or go on after "
+        f"the batch with store.reset(group, {{partition: offset}}), or app.seek(partition, offset)"
     )
 
 

@@ -2,7 +2,7 @@
 
 The client asks to join again every second or two, and reports each refusal as a message without a topic (measured on
 Kafka 4.1: error codes 23, 26 and 81). A refusal that may end, because members are leaving, must last some seconds
-before it counts. Under KIP-848 the same refusals end the client at once (`_kafka/fetched.py`).
+before it counts as final. Under KIP-848 the same refusals end the client at once (`_kafka/fetched.py`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from kconsume.errors import GroupRefused
 Settings = Mapping[str, ClientValue]
 
 ClientError: TypeAlias = KafkaError
-"""An error of the Kafka client, for rooms that do not import the client."""
+"""An error of the Kafka client, for packages that do not import the client."""
 
 
 class JoinRefusal(NamedTuple):
     """How a refusal is treated, by its code."""
 
     patience: float
-    """Seconds that it must last before it counts."""
+    """Seconds that the refusal must last before it counts as final."""
     sentence: Callable[[str, Settings, Group | None], str]
 
 
@@ -78,7 +78,7 @@ class RefusedMember:
         self._joins = 0
 
     def lasts(self, code: int, joins: int, now: float) -> bool:
-        """Return whether this refusal has lasted long enough to count.
+        """Return whether this refusal has lasted long enough to count as final.
 
         Args:
             code: the error code.

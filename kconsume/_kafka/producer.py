@@ -25,7 +25,7 @@ DEFAULTS: Mapping[str, ClientValue] = {
     # A whole slice is handed over and waited for, so lingering gains nothing: at 0, 1 and 5 ms one record took
     # 0.4, 1.5 and 5.6 ms to a nearby broker, and a thousand records 3.6, 3.6 and 7.5 ms (measured).
     "linger.ms": 0,
-    "message.timeout.ms": 60_000,  # default 300 s: a partition would stand still that long without a cause
+    "message.timeout.ms": 60_000,  # default 300 s: a partition would stand still that long before the error is known
     "queue.buffering.max.kbytes": 65_536,  # default 1 GB: memory is bounded even if the broker is slow
     "socket.keepalive.enable": True,  # a dead connection is noticed behind a firewall
 }
@@ -64,8 +64,8 @@ def producer_settings(brokers: str, overrides: Mapping[str, ClientValue]) -> dic
 def letter_settings(brokers: str, overrides: Mapping[str, ClientValue]) -> dict[str, ClientValue]:
     """Return the properties of the producer of dead letters that no handler waits for.
 
-    It sends several letters in one request. Without lingering, its thread is busy all the time while many records fail:
-    200 µs of CPU for a letter on a busy machine, and 12 to 25 µs with lingering (measured).
+    The producer sends several letters in one request. Without lingering, its thread is busy all the time while many
+    records fail: 200 µs of CPU for a letter on a busy machine, and 12 to 25 µs with lingering (measured).
     """
     return producer_settings(brokers, {**_LETTERS, **overrides})
 

@@ -18,9 +18,9 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 from kconsume.backends.outbox.tables import Posted
 
 _FRESH = 10.0
-"""Seconds for which an answer is used."""
+"""Seconds after which the limits of a topic are requested again."""
 _PATIENCE = 2.0
-"""Seconds that rows to a topic wait for the first answer about it."""
+"""Seconds that the first rows to a topic wait for the limits of the topic."""
 _BATCH_FRAME = 100
 _RECORD_FRAME = 40
 _HEADER_FRAME = 12
@@ -64,7 +64,7 @@ def may_refuse(limit: TopicLimit, size: int, *, has_key: bool) -> bool:
 
     Args:
         size: the bytes of the record.
-        has_key: whether it has a key.
+        has_key: whether the record has a key.
     """
     return size + _BATCH_FRAME > limit.most_bytes or (limit.wants_keys and not has_key)
 

@@ -82,7 +82,7 @@ class SplitConsumer:
 
     @property
     def main_joined(self) -> bool:
-        """Whether the member of the handlers' topics has received an assignment. Other threads read it."""
+        """Whether the member of the handlers' topics has received an assignment. May be read on any thread."""
         return self._main.joined
 
     @property
@@ -205,7 +205,7 @@ class SplitConsumer:
         return [(member, part) for member, part in ((self._main, of_main), (self._side, of_side)) if part]
 
     def close(self, patience: float = LEAVE_WITHIN) -> None:
-        """Leave the group with both members. It may hang, like `KafkaConsumer.close`.
+        """Leave the group with both members. This call may hang, like `KafkaConsumer.close`.
 
         Args:
             patience: seconds that leaving may take.

@@ -23,7 +23,7 @@ class DeadLetter:
     """Write a failed record to a topic or a table, then let its offset pass: `DeadLetter("orders.dlq")`.
 
     Args:
-        topic: the topic that gets the letters.
+        topic: the topic that gets the dead letters.
         table: instead of a topic, a table in the database that stores the offsets. The letter is written in the same
             transaction as the offset.
         limit: the consumer stops when more records than this fail within `window` seconds. A limit between 0 and 1 is
@@ -70,11 +70,11 @@ class DeadLetter:
         return f"DeadLetter({self.topic!r})" if self.topic is not None else f"DeadLetter(table={self.table!r})"
 
     def __str__(self) -> str:
-        where = f"topic {self.topic}" if self.topic is not None else f"table {self.table}, with its offset"
+        where = f"topic {self.topic}" if self.topic is not None else f"table {self.table} in the offset's transaction"
         if self.limit is None:
-            return f"is written to {where}, and passed"
+            return f"is written to {where}, and its offset passes"
         many = f"{self.limit:g}" if self.limit >= 1 else f"{self.limit:.0%} of the records"
-        return f"is written to {where}, and passed; more than {many} in {self.window:g} s stop the consumer"
+        return f"is written to {where}, and its offset passes; more than {many} in {self.window:g} s stop the consumer"
 
 
 def _is_topic(topic: object) -> bool:

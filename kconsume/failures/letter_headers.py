@@ -59,7 +59,7 @@ class Letter:
     """A record that failed, and why."""
 
     partition: Partition
-    """The first place of the record."""
+    """The partition of the first place, where the record was read before any retry or re-drive."""
     offset: int
     group: str
     origin: str
@@ -314,7 +314,7 @@ def reset_epoch_in(marks: dict[str, str]) -> int:
 
 
 def read_added_headers(headers: Headers) -> dict[str, str]:
-    """Return the headers that kconsume added, by name without the prefix. Of two with one name, the last one counts."""
+    """Return the headers that kconsume added, by name without the prefix. Of equal names, the last header counts."""
     return {
         name.removeprefix(PREFIX): value.decode(errors="replace") for name, value in headers if name.startswith(PREFIX)
     }
@@ -371,7 +371,7 @@ def _frame(code: CodeType, line: int, names: dict[str, Any]) -> str:
 
 
 def redrive_topic(topic: str, group: str) -> str:
-    """The topic to which records of `topic` are sent back, for this group alone."""
+    """The topic to which `kconsume dlq redrive` sends records of `topic` back, read by this group only."""
     return f"{topic}.{group}.redrive"
 
 

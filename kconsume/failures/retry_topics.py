@@ -55,7 +55,7 @@ class RetryTopics:
     def __str__(self) -> str:
         apart = ", ".join(f"{delay:g} s" for delay in self.delays)
         topics = "a topic" if len(self.delays) == 1 else f"{len(self.delays)} topics"
-        return f"is tried again after {apart}, by way of {topics}, while others go on"
+        return f"is tried again after {apart}, by way of {topics}, while other records go on"
 
 
 def _is_delay(delay: object) -> bool:

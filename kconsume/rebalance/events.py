@@ -41,7 +41,7 @@ class Rebalance:
         gained: partitions that this member got.
         gone: partitions that this member gave up or lost.
         kept: partitions that stayed with this member all the time.
-        began: in UTC.
+        began: the start of the rebalance, in UTC.
         duration: seconds until records of the gained partitions were fetched again.
         drained: records that were finished while their partition was being given up.
         dropped: records that were fetched and not started. The next owner handles them.
@@ -82,7 +82,7 @@ class Rebalance:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """The rebalances that ended within the last hour, or since the start if that is more recent.
+    """The rebalances that ended in the last hour, or since the start of a consumer that is younger.
 
     Args:
         count: the number of rebalances.
