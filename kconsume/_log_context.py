@@ -64,7 +64,7 @@ def walked(context: Context) -> int | None:
     """Return the index of the message that is being handled in another context. None outside `enter` and `leave`.
 
     Args:
-        context: the context in which the handlers are called. It may belong to another thread.
+        context: the context in which the handlers are called, possibly of another thread.
     """
     current = context.get(_slice)
     if current is None:

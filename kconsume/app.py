@@ -1,7 +1,8 @@
 """The app: settings, registration, start and stop.
 
 `App()` and `@app.consume` open no connection: they read signatures, and raise if a configuration cannot work. `App`
-starts a `Supervisor` with the plans of its declarations and waits for its report. It must not consume anything itself.
+starts a `Supervisor` with the plans of its declarations and waits for its report. `App` must not consume anything
+itself.
 """
 
 from __future__ import annotations

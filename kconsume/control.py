@@ -75,7 +75,7 @@ class RunningControl:
 
         Args:
             topics: all topics of the handler from now on.
-            handler: the function or its name. It may be left out if the app has only one handler.
+            handler: the function or its name; optional if the app has only one handler.
         """
         supervisor = self._running_supervisor("subscribe")
         registration = self._registration_of(handler)

@@ -60,8 +60,8 @@ class Decorators(ABC):
 
         Args:
             topics: the names of the topics.
-            pattern: a regular expression instead of names. It must match a whole name. It also matches topics that
-                are created later.
+            pattern: a regular expression that matches whole topic names, instead of names. Matching topics that are
+                created later are consumed too.
             group: a consumer group of its own for this handler.
             offsets: an offset store of its own for this handler: an address or a store.
             batch: the size of batches, for handlers of `list[...]`, `Batch` or a table.
@@ -71,8 +71,8 @@ class Decorators(ABC):
                 is `"thread"` for a plain function. An `async def` runs on an event loop.
             retry: try a failed record again in its place (`Retry`), later (`RetryTopics`), or both in a tuple.
             repeats: `"drop"` handles records with the same `kconsume-origin` header only once.
-            on_error: what happens with a record that failed for the last time: `"stop"` ends the app, `"hold"` stops
-                its partition, `"skip"` passes the record, and a `DeadLetter` keeps the record.
+            on_error: what happens after the last failed attempt on a record: `"stop"` ends the app, `"hold"` stops the
+                partition, `"skip"` skips the record, and a `DeadLetter` writes it to a topic or a table and goes on.
             timeout: seconds that one call may take. A longer call counts as failed.
             rate: the highest rate of records in this process.
             start: where a partition with no stored offset begins: `"earliest"`, `"latest"`, or `"error"`, which holds
@@ -103,8 +103,8 @@ class Decorators(ABC):
         The resource is built once in each process before the first record, and closed after the drain.
 
         Args:
-            function: a generator function, plain or async. It yields the resource; the code after the yield closes it.
-                Its parameters may be other resources.
+            function: a generator function, plain or async, that yields the resource. The code after the yield closes
+                the resource. The parameters of the function may be other resources.
         """
         self._add_resource(read_resource(function, sys._getframe(1).f_locals))
         return function

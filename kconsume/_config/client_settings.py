@@ -156,7 +156,7 @@ SIDE: Mapping[str, int] = {"queued.max.messages.kbytes": 1024, "queued.min.messa
 def side_settings(settings: Mapping[str, ClientValue]) -> dict[str, ClientValue]:
     """Return all properties of the second client, which reads side topics (`_kafka/two_member_consumer.py`).
 
-    They are the properties of the first client, except for prefetch limits, client id and static member name.
+    Only the prefetch limits, the client id and the static member name differ from the first client.
     """
     side = {name: min(int(settings[name]), most) for name, most in SIDE.items()}
     side_name = {"client.id": side_client(str(settings["client.id"]))}

@@ -4,7 +4,7 @@
     KCONSUME_KAFKA_SECURITY_PROTOCOL                           kafka={"security.protocol": ...}
     KCONSUME_HANDLER_RESERVE_CONCURRENCY                       as `@app.consume(...)` takes it, for `def reserve`
 
-This file turns text into values, and raises if text cannot be read. It must not read `os.environ` or know an app.
+This file turns text into values, and raises if text cannot be read. This file must not read `os.environ`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class UnreadVariable(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The values of the variables, checked; None for a variable that is not set. Its repr shows no secret."""
+    """The values of the variables, checked; None for a variable that is not set. The repr shows no secret."""
 
     brokers: str | None = None
     group: str | None = None
@@ -159,7 +159,7 @@ def _handler_option(name: str) -> tuple[str, str]:
 def _property(variable: str, text: str) -> str:
     """Return the property that a variable sets: `KCONSUME_KAFKA_SECURITY_PROTOCOL` sets `security.protocol`.
 
-    Its value stays text, which the client parses.
+    The value stays text, which the client parses.
     """
     dotted = variable.removeprefix(PREFIX + _KAFKA).lower().replace("_", ".")
     name = _UNDERSCORED.get(dotted, dotted)

@@ -81,7 +81,7 @@ class KafkaControls(ABC):
         Args:
             name: the name of the topic.
             partitions: how many partitions it gets. 1 or more.
-            exist_ok: True to accept an existing topic with the same number of partitions. Otherwise it is an error.
+            exist_ok: True to accept an existing topic with the same number of partitions. With False, that is an error.
         """
         if not _TOPIC_NAME.fullmatch(name) or name in {".", ".."}:
             raise ConfigurationError(f"{name!r} is not a topic name: use 1 to 249 of a-z A-Z 0-9 . _ -")

@@ -68,7 +68,7 @@ def c_arguments(arguments: Sequence[Argument]) -> Iterator[object]:
 
 
 def control_function(function: str) -> Callable[..., int | None]:
-    """Return the C function of a control. Its first argument is the cluster.
+    """Return the C function of a control, whose first argument is the cluster.
 
     Args:
         function: one of `CONTROLS`.

@@ -25,7 +25,7 @@ class EmbeddedKafka(KafkaControls):
         with EmbeddedKafka({"orders": 4}) as kafka:
             producer = Producer({"bootstrap.servers": kafka.bootstrap})
 
-    Real clients connect to it over TCP. Groups get their assignment at once. Its limits:
+    Real clients connect over TCP. Groups get their assignment at once. Limits:
 
     - it listens on 127.0.0.1, keeps everything in memory, and ends with the process. It does not work in a forked
       child, and ends when the process changes its user (`os.seteuid`), which interrupts all threads;

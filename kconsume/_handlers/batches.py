@@ -40,8 +40,8 @@ class Batching:
 class Batch(Sequence[Record]):
     """The records of one batch, in order, all of one partition. Each `Record` is made when it is accessed.
 
-    `id` is `group:topic_id:partition:first-last`. It is the same for the same records, so it is the idempotency key for
-    calls outside the transaction. Offsets have gaps (compaction, transactions): `last - first + 1` is not the length.
+    `id` is `group:topic_id:partition:first-last`, the same for the same records: the idempotency key for calls outside
+    the transaction. Offsets have gaps (compaction, transactions): `last - first + 1` is not the length.
 
     Args:
         messages: the client's messages.

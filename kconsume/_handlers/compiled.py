@@ -101,7 +101,7 @@ def _raise_null() -> typing.NoReturn:
 
 
 # If the handler asks for the value alone, no Python code touches the message itself. After a record that was skipped,
-# the same iterators continue. This costs nothing for records that do not fail.
+# the same iterators continue, so records that do not fail cost nothing extra.
 _RECORDS = """\
 {define} run(messages, stop, tx, scope, sent, attempt=1, passes=None):
     if not messages:
@@ -253,7 +253,6 @@ def _null_guard(signature: Signature) -> str:
 
 
 def _argument_text(argument: str, signature: Signature) -> str:
-    """Return the source text of an argument."""
     name, equals, expression = argument.rpartition("=")
     if expression == "record":
         expression = _THE_RECORD

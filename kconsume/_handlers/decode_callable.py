@@ -54,7 +54,6 @@ def with_context(decode: Callable[..., object], text: str) -> Callable[[Message]
 
 
 def is_deserializer(decode: object) -> bool:
-    """Return whether the callable is a Deserializer of confluent-kafka."""
     from confluent_kafka.serialization import Deserializer
 
     return isinstance(decode, Deserializer)

@@ -87,7 +87,7 @@ def first_error(errors: Sequence[typing.Mapping[str, object]]) -> str:
 
 
 def _names_discriminator(metadata: object) -> bool:
-    """Return True for `Field(discriminator=...)` and for `Discriminator(...)`. Both have the attribute."""
+    """Return True for `Field(discriminator=...)` and for `Discriminator(...)`, which both have this attribute."""
     return getattr(metadata, "discriminator", None) is not None
 
 
@@ -111,7 +111,7 @@ def _literals(model: object) -> dict[str, tuple[object, ...]]:
         for name, field in fields.items()
         if typing.get_origin(field.annotation) is typing.Literal
     }
-    # JSON cannot hold a member of a plain Enum. It can hold a member of a StrEnum or IntEnum.
+    # JSON cannot hold a member of a plain Enum, but can hold a member of a StrEnum or IntEnum.
     return {name: given for name, given in values.items() if all(isinstance(value, str | int) for value in given)}
 
 

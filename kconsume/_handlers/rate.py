@@ -1,7 +1,7 @@
 """How many records of a handler may start now: `Rate` is the user's setting, `Limiter` enforces it.
 
-The limiter only counts. It must not wait, it knows no records, and it reads only the clock that it was given. Its
-callers wait instead, so that a request to stop can end the wait.
+The limiter only counts: it must not wait, knows no records, and reads only the clock that it was given. The callers
+wait, so that a request to stop can end the wait.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Waiting(NamedTuple):
 
 
 class Limiter:
-    """Enforces one handler's rate in one process. Its worker threads share it.
+    """Enforces one handler's rate in one process. The worker threads of the handler share one limiter.
 
     In every period of `per` seconds no more than `records` records are granted. A batch larger than the rate is granted
     when no earlier grant counts any more. A batch that is n times as large as the rate counts for n times `per`, so

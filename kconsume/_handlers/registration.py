@@ -30,8 +30,8 @@ class DeclaredHandler:
     Args:
         options: the arguments of `@app.consume`.
         signature: the signature of the function.
-        wraps: the wraps of the app and of the routers around it, outermost first. They are lists because a wrap may be
-            declared below the handler.
+        wraps: the wraps of the app and of the routers around it, outermost first. Lists, because a wrap may be declared
+            below the handler.
     """
 
     options: HandlerOptions

@@ -109,7 +109,7 @@ class ResourceStack:
 
     Args:
         declared: how to make each resource, by type.
-        given: ready objects, by type. They replace declared resources, and are not closed here.
+        given: ready objects, by type, that replace declared resources and are not closed here.
     """
 
     def __init__(self, declared: Mapping[object, Resource], given: Mapping[object, object] | None = None) -> None:

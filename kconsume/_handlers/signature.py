@@ -49,7 +49,7 @@ class Returns(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter after the first one. Its type decides which argument it gets."""
+    """A parameter after the first one. The type decides which argument the parameter gets."""
 
     name: str
     hint: object
@@ -203,7 +203,7 @@ def _batch_text(hint: object, columns: Columns | None, model: object) -> str:
 
 
 def _is_table(hint: object) -> bool:
-    """Return whether the type is `pyarrow.Table`. Its name is compared, so that pyarrow is not imported."""
+    """Return whether the type is `pyarrow.Table`. The name is compared, so that pyarrow is not imported."""
     return isinstance(hint, type) and hint.__name__ == "Table" and hint.__module__.partition(".")[0] == "pyarrow"
 
 

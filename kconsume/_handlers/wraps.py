@@ -1,6 +1,6 @@
 """Context managers around each call of a handler: `@app.wrap`.
 
-A wrap sees the record and how its handler ended. It cannot change the outcome: an error that it swallows is raised
+A wrap sees the record and how the handler ended. A wrap cannot change the outcome: an error that it swallows is raised
 again, because an offset passes only after its handler returned.
 """
 
@@ -102,7 +102,7 @@ def _kinds(function: Callable[..., object], name: str, parameter: str) -> set[ob
 
 
 def wrapped(signature: Signature, wraps: typing.Sequence[Wrap]) -> Callable[..., object]:
-    """Return the handler's function with wraps around it. It takes the record or the batch as its first argument.
+    """Return the handler's function with wraps around it. The first argument of the result is the record or the batch.
 
     Args:
         signature: the signature of the handler.

@@ -154,7 +154,7 @@ class Cluster:
         return [name for name in topics if name in there]
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str | None]:
-        """Return the id of each topic; None if the cluster does not tell it (a mock broker may not)."""
+        """Return the id of each topic; None if the cluster, such as a mock broker, does not report the id."""
         return self.ask_topic_ids(topics)()
 
     def ask_topic_ids(self, topics: Iterable[str]) -> Callable[[], dict[str, str | None]]:
@@ -184,7 +184,7 @@ class Cluster:
         return answer
 
     def ask_limits(self, topics: Sequence[str]) -> dict[str, Future[TopicLimit | None]]:
-        """Return a future with the limits of each topic. It returns None if the cluster does not report the limits."""
+        """Return a future for each topic, with its limits, or with None if the cluster does not report them."""
         if self._tells_ids is False:
             return {}  # a mock broker does not answer
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
@@ -386,7 +386,7 @@ class Cluster:
 
     @contextmanager
     def _reader(self, group: str) -> Iterator[Consumer]:
-        """Yield a consumer that reads the group's offsets. It never subscribes, so it is not a member.
+        """Yield a consumer that reads the group's offsets. The reader never subscribes, so it is not a member.
 
         The admin client's `list_consumer_group_offsets` is not safe: on NOT_COORDINATOR and COORDINATOR_NOT_AVAILABLE
         it dereferences NULL, which ends the process (librdkafka issue 5040).

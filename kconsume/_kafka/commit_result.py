@@ -50,8 +50,6 @@ _MET_REBALANCE = {
 
 
 class OffsetToCommit(NamedTuple):
-    """An offset to commit."""
-
     offset: int
     leader_epoch: int | None
     metadata: str
@@ -87,7 +85,7 @@ def lasting_refusal(
     Args:
         error: the broker's answer.
         group: the name of the group.
-        subscribed: whether this consumer is a member of the group. One with `partitions=` is not.
+        subscribed: whether this consumer is a member of the group. A consumer with `partitions=` is not.
         fetched: has the reason if the client gave up.
     """
     code = error.code()

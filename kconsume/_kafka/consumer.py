@@ -1,8 +1,8 @@
 """The Kafka consumer that is a member of the group. This file starts with the story of a rebalance.
 
 `KafkaConsumer` wraps one `confluent_kafka.Consumer`: it subscribes, fetches, assigns at given offsets, commits and
-leaves. It must not decide which records are handled, claim partitions, or open a store: an `AssignmentListener`
-(`_runtime/assignment/assignment.py`) does that inside the callbacks.
+leaves. `KafkaConsumer` must not decide which records are handled, claim partitions, or open a store: an
+`AssignmentListener` (`_runtime/assignment/assignment.py`) does that inside the callbacks.
 
 The story of a rebalance
 ------------------------
@@ -32,8 +32,8 @@ The story of a rebalance
 What the client requires (measured on confluent-kafka 2.16.1)
 -------------------------------------------------------------
 - One thread at a time owns the consumer and calls every method. Another thread's call would wait, possibly for ever.
-- The callbacks run inside `fetch`, `poll` and `close`, on the owner thread. They must not wait for a thread that calls
-  the consumer: that is a deadlock.
+- The callbacks run inside `fetch`, `poll` and `close`, on the owner thread. A callback must not wait for a thread that
+  calls the consumer: that is a deadlock.
 - A callback must not raise, and a signal handler must not either: the exception destroys the records that were just
   fetched, although the client has moved its position past them, and can hang `close()`. `_guarded` keeps the exception,
   and the next `fetch` raises it.
@@ -111,7 +111,7 @@ class AssignmentListener(Protocol):
         ...
 
     def revoked(self, partitions: list[Partition]) -> None:
-        """Finish these partitions. They are unassigned when this method returns."""
+        """Finish these partitions, which are unassigned when this method returns."""
         ...
 
     def lost(self, partitions: list[Partition]) -> None:
@@ -122,8 +122,8 @@ class AssignmentListener(Protocol):
 class KafkaConsumer:
     """A consumer of one group.
 
-    It must be closed. When an open consumer is garbage collected, the client may block the collecting thread for ever:
-    it waits for the answer to a rebalance, and no callback receives that rebalance any more.
+    A consumer must be closed. When an open consumer is garbage collected, the client may block the collecting thread
+    for ever: it waits for the answer to a rebalance, and no callback receives that rebalance any more.
 
     Args:
         settings: all properties of the client.
@@ -189,7 +189,7 @@ class KafkaConsumer:
         """Subscribe, or change the subscription of a running consumer: topics that are left out are revoked.
 
         Args:
-            topics: names of topics. One that begins with ^ is a pattern.
+            topics: names of topics. A name that begins with ^ is a pattern.
         """
         if self._subscribed and self.protocol is GroupProtocol.COOPERATIVE:
             # The client calls `on_lost`, not `on_revoke`, for partitions outside its subscription (measured): their
@@ -367,7 +367,7 @@ class KafkaConsumer:
         self.ends.difference_update(starts)
 
     def assign_explicitly(self, starts: Mapping[Partition, StartAt]) -> None:
-        """Assign partitions without the coordination of a group. They must have one topic."""
+        """Assign partitions of one topic without the coordination of a group."""
         self.joined = True
         self._fetched.one_topic = next(iter(starts)).topic
         self._start(starts)
@@ -448,7 +448,7 @@ class KafkaConsumer:
         except KafkaException as error:
             if error.args[0].code() != KafkaError._FATAL:
                 raise
-            # A client that gave up cannot leave its group, but must still be closed. Its reason is kept.
+            # A client that gave up cannot leave its group, but must still be closed. The reason is kept.
         finally:
             self._closing = True
             self._consumer.close()
@@ -465,7 +465,7 @@ class KafkaConsumer:
         """
         self._leaving = True
         if self.protocol is GroupProtocol.CONSUMER:
-            # A member whose join is not answered yet sends no leave. Its member id stays for ever.
+            # A member whose join is not answered yet sends no leave, and its member id stays in the group for ever.
             self._poll_until(lambda: self._has_joined or self._joining.passed, deadline)
         self._consumer.unsubscribe()
         if self.protocol is not GroupProtocol.CONSUMER:

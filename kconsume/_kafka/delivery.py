@@ -6,7 +6,7 @@ takes longer than sending the record. So if no thread waits for a delivery (dead
 the reports that have arrived. The daemon thread then serves reports only when no delivery has come for a moment.
 
 A producer that reports a fatal error (an idempotent one does so when it no longer knows what was written) fails
-all records that it carries. It is not repaired; `Producer` replaces it.
+all records that it carries. Such a producer is not repaired; `Producer` replaces it.
 
 Inside the client, a delivery report is only counted. Futures end on the same thread but outside the client's call, so
 that an exception of their callbacks cannot reach librdkafka.

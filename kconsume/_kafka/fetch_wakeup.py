@@ -26,7 +26,7 @@ class FetchWakeup:
     TIMEOUT = 1.0
     """Seconds that a broker has for its answer."""
     MAX_PARTITIONS = 64
-    """The most partitions that a request names. Their leaders are very likely spread over all brokers."""
+    """The most partitions that a request names. Enough to reach the leaders on all brokers, very likely."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock

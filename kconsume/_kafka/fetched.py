@@ -109,7 +109,7 @@ class FetchedMessages:
         self.one_topic: str | None = None
         """The topic, if only one is subscribed. Then the partition number identifies a partition."""
         self.named: set[str] = set()
-        """Topics that are subscribed by name. They must exist."""
+        """Topics that are subscribed by name, and so must exist."""
         self.has_patterns = False
         """Whether patterns are subscribed too. A missing topic that only a pattern matches is no fault."""
         self.waited: set[Partition] = set()
@@ -229,7 +229,7 @@ class FetchedMessages:
             self.connection_errors.append(error)
 
     def _stop(self, partition: Partition, fault: KconsumeError) -> None:
-        """Drop further records of the partition. Its first fault counts."""
+        """Drop further records of the partition. Only the first fault of a partition is kept."""
         if partition not in self.stopped:
             self.stopped.add(partition)
             self.faults[partition] = fault

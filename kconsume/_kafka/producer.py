@@ -129,9 +129,9 @@ class Producer:
         """Send records in this order.
 
         The future ends when the broker has confirmed every record, or with `SendFailed`; then some records may have
-        been written, and none is still in flight. The call waits only while the client's queue is full. It raises
-        `SendFailed` if the producer is closed or belongs to another process. A callback of the future runs on the
-        serving thread: it must not wait and must not deliver.
+        been written, and none is still in flight. The call waits only while the client's queue is full. The call
+        raises `SendFailed` if the producer is closed or belongs to another process. A callback of the future runs on
+        the serving thread: it must not wait and must not deliver.
 
         Args:
             outgoing: records that `encoded` returned.

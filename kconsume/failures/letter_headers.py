@@ -99,7 +99,6 @@ class Letter:
 
     @property
     def added_headers(self) -> Headers:
-        """The headers that kconsume adds."""
         place, moment = self.partition, self.timestamp
         added: Headers = (
             ("kconsume-topic", _utf8(place.topic)),
@@ -273,8 +272,8 @@ def letter_of(
         scope: `group:topic_id`, the beginning of `Record.id`.
         attempts: how often the record was tried in this topic.
         retry: the retry topic that the letter goes to; None for a dead letter.
-        reset_epoch: the reset epoch of the partition from which the record was read. It is used if that partition is
-            the first place of the record.
+        reset_epoch: the reset epoch of the partition from which the record was read, used if that partition is the
+            first place of the record.
     """
     partition, offset, headers, moment = message.partition(), message.offset(), headers_of(message), moment_of(message)
     added = read_added_headers(headers) if headers else {}

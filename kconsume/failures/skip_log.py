@@ -124,7 +124,7 @@ class _Group:
         self.more = 0
         """The number of records after the first one."""
         self.last: Message | str | None = None
-        """The last record. It is kept as a message: its text is made only when it is logged."""
+        """The last record, kept as a message, because its text is made only when the line is logged."""
 
 
 def place_text(message: Message | str) -> str:

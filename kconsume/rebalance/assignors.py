@@ -110,8 +110,8 @@ class _Shares:
         self._has: dict[str, set[Partition]] = {}
         self._free = set(partitions)
         for member in ordered:
-            # If two members report the same partition, one of them does not know yet that it lost the partition. It is
-            # unknown here which member that is.
+            # If two members report the same partition, one of them does not know yet that it lost the partition. This
+            # code cannot know which of the two.
             self._has[member.id] = {p for p in member.owned if p in self._free and p.topic in member.topics}
             self._free -= self._has[member.id]
         self._kept = {member: set(has) for member, has in self._has.items()}
@@ -219,7 +219,7 @@ def skew(assignment: Assignment) -> float:
 
 
 def _owners(members: Iterable[Member]) -> dict[Partition, set[str]]:
-    """All members that report each partition. One of them may not know yet that it lost the partition."""
+    """All members that report each partition. A member may not know yet that it lost a partition."""
     owners: dict[Partition, set[str]] = {}
     for member in members:
         for partition in member.owned:

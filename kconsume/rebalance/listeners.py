@@ -44,8 +44,8 @@ class RebalanceListener:
         """
 
     def on_revoked(self, partitions: Sequence[Partition], rebalance: Rebalance) -> Awaitable[None] | None:
-        """Called when partitions are being given up. Their handlers have ended and their offsets are committed. No
-        other consumer owns the partitions yet.
+        """Called when partitions are being given up. The handlers have ended and the offsets are committed. No other
+        consumer owns the partitions yet.
 
         Args:
             partitions: the revoked partitions.

@@ -1,7 +1,7 @@
 """State that handlers keep in memory for each partition: loaded when it is assigned, saved when it is revoked.
 
-`PartitionState` is an ordinary listener for `app.listen`, and does not affect offsets. It does not lock values against
-handlers, because the records of a partition are handled one after the other.
+`PartitionState` is an ordinary listener for `app.listen`, and does not affect offsets. The values are not locked
+against handlers, because the records of a partition are handled one after the other.
 """
 
 from __future__ import annotations
