@@ -81,8 +81,8 @@ class Declarations:
         known = self.resources.get(resource.provides)
         if known is not None and known is not resource and not known.is_default:
             raise ConfigurationError(
-                f"{known.name} and {resource.name} both provide {text_of(resource.provides)}, and handlers ask by "
-                f"type: let one of them provide a type of its own, such as a subclass"
+                f"{known.name} and {resource.name} both provide {text_of(resource.provides)}, and handlers ask for "
+                f"resources by type: let one of them provide a type of its own, such as a subclass"
             )
         self.resources[resource.provides] = resource
 

@@ -95,7 +95,7 @@ def librdkafka() -> ctypes.CDLL:
 
 
 def new_client() -> int:
-    """Return the handle of a new client, which carries a mock cluster."""
+    """Return the handle of a new client, to which a mock cluster can be added."""
     library, reason = librdkafka(), ctypes.create_string_buffer(512)
     settings = library.rd_kafka_conf_new()
     # Errors only: the client has no bootstrap.servers, and would log a warning about that.

@@ -129,7 +129,7 @@ class EmbeddedKafka(KafkaControls):
             )
         with self._lock:  # held during the call, so that no stop() frees the cluster meanwhile
             if not self._cluster:
-                raise EmbeddedBrokerError("this EmbeddedKafka is not running: start() it, or use `with`")
+                raise EmbeddedBrokerError("this EmbeddedKafka is not running: call start(), or use `with`")
             yield self._cluster
 
     def _forked(self) -> bool:

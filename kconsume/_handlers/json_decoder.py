@@ -73,7 +73,7 @@ def _check_member(handler: str, parameter: str, member: object, *, alone: bool) 
             f"use {text} alone and decode in the handler"
         )
     if is_pydantic_1(member):
-        own = f"{text}.parse_raw" if hasattr(member, "parse_raw") else " a function that makes it of the value"
+        own = f"{text}.parse_raw" if hasattr(member, "parse_raw") else " a function that makes it from the value"
         raise InvalidHandler(
             f"{handler} cannot get {parameter}: {text}: it is a model of pydantic 1, and kconsume reads those of "
             f"pydantic 2 only: derive it from pydantic 2's BaseModel, or pass decode={own}"
@@ -82,7 +82,7 @@ def _check_member(handler: str, parameter: str, member: object, *, alone: bool) 
         raise InvalidHandler(
             f"{handler} cannot get {parameter}: {text}: the first parameter is the payload; annotate it "
             f"as bytes, str, dict, a msgspec.Struct, a dataclass, a pydantic model, a union of tagged Structs, or "
-            f"Record; or pass decode= a function that makes it of the value"
+            f"Record; or pass decode= a function that makes it from the value"
         )
 
 

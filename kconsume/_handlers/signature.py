@@ -109,7 +109,7 @@ def read(
         columns = Columns(name, item) if form.tabular else None
     elif decode is not None:
         raise InvalidHandler(
-            f"{name} gets {text_of(hints[first.name])} with the bytes as they came, so decode= would do nothing: "
+            f"{name} gets {text_of(hints[first.name])} with undecoded bytes, so decode= would do nothing: "
             f"annotate {first.name} with the type that decode= makes"
         )
     if form is Form.FRAME and _is_async(function):
@@ -193,7 +193,7 @@ def _model_of(name: str, parameter: str, hint: object) -> object | None:
     if len(models) > 1 or any(map(is_union, models)):
         raise InvalidHandler(
             f"{name} cannot get {parameter}: {text_of(hint)} with the columns of {' and '.join(map(text_of, models))}: "
-            f"a row has the fields of one model, and a tombstone has none; name one, without None"
+            f"a row has the fields of one model, and a tombstone has none; name one model, without None"
         )
     return models[0] if models else None
 

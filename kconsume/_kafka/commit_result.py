@@ -91,7 +91,7 @@ def lasting_refusal(
     code = error.code()
     if not subscribed and code in _GROUP_HAS_MEMBERS:
         return GroupRefused(
-            f"group {group!r} has members by now, who share its partitions, and takes no more offsets from a handler "
+            f"group {group!r} has members, who share its partitions, so it takes no offsets from a handler "
             f"with partitions= ({error.str()}); records since its last commit are handled again: give this "
             f"handler a group= of its own, or stop the others and start it again"
         )

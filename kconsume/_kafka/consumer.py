@@ -41,7 +41,7 @@ What the client requires (measured on confluent-kafka 2.16.1)
   exception and which `except BaseException` does not catch.
 - `on_assign` must always assign. If it fails before that, the client assigns at the offsets committed in Kafka.
 - `consume(n, t)` waits the whole `t` unless `n` messages come, so `fetch` uses `consume(n, 0)` and `poll(t)`.
-- `pause` discards prefetched records, and `resume` may take a second. A pause outlives a revoke on the same consumer.
+- `pause` discards prefetched records, and `resume` may take a second. The client keeps a pause across a revoke.
 - The broker checks the member of a commit and not the partition. The caller filters commits by owned partitions.
 - `commit` is asynchronous and `close` is watched, because both can block without end when brokers accept connections
   and do not answer.
@@ -193,7 +193,7 @@ class KafkaConsumer:
         """
         if self._subscribed and self.protocol is GroupProtocol.COOPERATIVE:
             # The client calls `on_lost`, not `on_revoke`, for partitions outside its subscription (measured): their
-            # offsets would not be committed. So the old topics stay beside the new ones for one rebalance.
+            # offsets would not be committed. So the old topics stay subscribed for one rebalance.
             self._next_topics, topics = topics, sorted({*self._topics, *topics})
         self._topics = topics
         # Records of topics that are no longer subscribed may still come, so the topic of each record must be read then.
@@ -380,7 +380,7 @@ class KafkaConsumer:
             self._consumer.assign([_element(p, start) for p, start in self._positions.items()])
         else:
             self._consumer.incremental_assign([_element(p, start) for p, start in starts.items()])
-        # A pause outlives a revoke on the same consumer, so partitions that are not paused are resumed.
+        # The client keeps a pause across a revoke, so partitions that are not paused are resumed.
         self.pause(p for p, start in starts.items() if start.paused)
         self.resume(p for p, start in starts.items() if not start.paused)
 

@@ -1,4 +1,4 @@
-"""One client producer, the records it carries, and the thread that serves its delivery reports.
+"""One client producer, its records in flight, and the thread that serves its delivery reports.
 
 One daemon thread serves the reports, and sleeps without a timer while no record is in flight. The client takes the
 interpreter lock once for each report. While another thread runs Python code, each report costs a thread switch, which
@@ -6,7 +6,7 @@ takes longer than sending the record. So if no thread waits for a delivery (dead
 the reports that have arrived. The daemon thread then serves reports only when no delivery has come for a moment.
 
 A producer that reports a fatal error (an idempotent one does so when it no longer knows what was written) fails
-all records that it carries. Such a producer is not repaired; `Producer` replaces it.
+all records in flight. Such a producer is not repaired; `Producer` replaces it.
 
 Inside the client, a delivery report is only counted. Futures end on the same thread but outside the client's call, so
 that an exception of their callbacks cannot reach librdkafka.

@@ -1,4 +1,4 @@
-"""When to wake the client's fetchers after a rebalance, so that partitions that stay do not stand still.
+"""When to wake the client's fetchers after a rebalance, so that partitions that do not move are read without a gap.
 
 While partitions come or go without all of them being revoked, the client pauses all fetchers for some milliseconds. If
 the last answer of a broker arrives in that time, the client finds nothing to fetch from it, and its thread for that

@@ -87,7 +87,7 @@ _FIXES_BY_TEXT = {
 
 
 class FetchedMessages:
-    """Sorts messages, and keeps what the client reported beside records.
+    """Sorts messages: returns the records, and keeps what else the client reported.
 
     Args:
         instance: the name of a static member.

@@ -24,7 +24,7 @@ _PATIENCE = 2.0
 _BATCH_FRAME = 100
 _RECORD_FRAME = 40
 _HEADER_FRAME = 12
-"""The highest number of bytes on the wire beside the data: of a batch, of a record, of a header."""
+"""The highest number of bytes on the wire in addition to the data: of a batch, of a record, of a header."""
 
 
 class TopicLimit(NamedTuple):

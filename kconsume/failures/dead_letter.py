@@ -1,4 +1,4 @@
-"""`DeadLetter`: where a record that failed for good is written. `DeadLetterLimit`: how many such records are allowed.
+"""`DeadLetter`: where a record is written after its last failed attempt. `DeadLetterLimit`: how many are allowed.
 
 This file only holds values and counts. `failures/letter_headers.py` defines what a letter contains. The runtime or a
 store writes the letter.
@@ -96,7 +96,7 @@ def _is_limit(limit: object) -> bool:
 
 
 class DeadLetterLimit:
-    """Counts the records of a handler that failed for good within the window, and compares the count with the limit.
+    """Counts the dead letters of one handler within the window, and compares the count with the limit.
 
     Called by the workers of the handler. All fields are written and read under `_lock`.
     """
@@ -116,7 +116,7 @@ class DeadLetterLimit:
         self._handled = self._failed = 0
 
     def exceeds(self, records: int) -> bool:
-        """Return True if `records` more failures would exceed the limit."""
+        """Return True if `records` more dead letters would exceed the limit."""
         with self._lock:
             self._forget(self._clock())
             handled, failed = self._handled + records, self._failed + records
@@ -129,7 +129,7 @@ class DeadLetterLimit:
 
         Args:
             handled: how many.
-            failed: how many of them failed for good.
+            failed: how many of these records became dead letters.
         """
         with self._lock:
             now = self._clock()

@@ -1,6 +1,6 @@
 """A letter: a failed record with added headers that name the group, the place and the cause of the failure.
 
-A *dead letter* is written for good; a letter with a `RetryTarget` goes to a retry topic of its own group, to be tried
+A *dead letter* is final; a letter with a `RetryTarget` goes to a retry topic of its own group, to be tried
 again later. Key, value, timestamp and headers of the record are kept. The added headers begin with `kconsume-`. If
 the record of a letter fails again, the next letter names the first place of the record and the latest error.
 
@@ -75,7 +75,7 @@ class Letter:
     headers: Headers = field(default=())
     """The record's own headers."""
     retry: RetryTarget | None = None
-    """Where the record is tried again later; None if it failed for good."""
+    """Where the record is tried again later; None for a dead letter."""
     redriven: int = 0
     """How often the record was sent back before (`kconsume dlq redrive`)."""
     reset_epoch: int = 0
