@@ -106,7 +106,7 @@ class NotAuthorized(ClientFailed):
 
 
 class GroupRefused(KconsumeError):
-    """The group does not accept this member, and would refuse another attempt too."""
+    """The group does not accept this member, and another attempt is not expected to help."""
 
 
 class StartTimeout(KconsumeError):

@@ -30,7 +30,7 @@ class ThinnedLog(logging.Filter):
 
 
 def client_log() -> logging.Logger:
-    """Return the logger that all Kafka clients of this process share."""
+    """Return the logger for a consumer or a producer, with the filter."""
     log = logging.getLogger("kconsume.client")
     if not any(isinstance(f, ThinnedLog) for f in log.filters):
         log.addFilter(ThinnedLog())

@@ -26,7 +26,7 @@ class FetchWakeup:
     TIMEOUT = 1.0
     """Seconds that a broker has for its answer."""
     MAX_PARTITIONS = 64
-    """The most partitions that a request names. Enough to reach the leaders on all brokers, very likely."""
+    """The most partitions that a request names. So many partitions very likely have leaders on all brokers."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock

@@ -82,7 +82,7 @@ class Rebalance:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """The rebalances that ended in the last hour, or since the start of a consumer that is younger.
+    """The rebalances that ended in the last hour, or since the start of the consumer if that was later.
 
     Args:
         count: the number of rebalances.
