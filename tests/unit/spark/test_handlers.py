@@ -81,7 +81,7 @@ class TestTheSignature:
         assert app.declared.resources[SparkSession].make is spark
 
     def test_async_is_refused(self) -> None:
-        with pytest.raises(InvalidHandler, match="hold up the event loop"):
+        with pytest.raises(InvalidHandler, match="block the event loop"):
 
             @new_app().consume("clicks")
             async def load(df: DataFrame) -> None: ...
