@@ -1,7 +1,7 @@
 """The address of a Redis: parses `redis://user:password@host:port/0?tag=shop`, or takes the user's own client.
 
-Values only: nothing here connects. The error for an address that cannot be parsed names the fix and does not quote the
-address: as long as the ends of its parts are unknown, any part may contain the password.
+This module does not connect. The error for an address that cannot be parsed names the fix and does not quote the
+address, because any part of such an address may contain the password.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RedisAddress(NamedTuple):
         pool: connections to it.
         address: the address as a user writes it, without a password.
         tag: the hash tag of a cluster, and the name of these offsets; None without a tag.
-        pool_at: makes a pool for another node of the cluster; None for a client of the user's own.
+        pool_at: makes a pool for another node of the cluster; None if the user gave a client.
     """
 
     pool: ConnectionPool
@@ -159,13 +159,13 @@ def _settings(parts: SplitResult) -> dict[str, str]:
 
 def _not_taken(query: Mapping[str, str]) -> ConfigurationError:
     return ConfigurationError(
-        f"redis-py does not take the settings {', '.join(sorted(query))} as they stand in the address of the Redis "
-        f"store: correct their values, as in socket_timeout=5&protocol=3"
+        f"redis-py does not accept the values of {', '.join(sorted(query))} in the address of the Redis store: "
+        f"correct the values, as in socket_timeout=5&protocol=3"
     )
 
 
 def _check_reach(settings: Mapping[str, Any]) -> None:
-    """Refuse values that would fail only at the first connection, with an error of the socket."""
+    """Refuse timeouts, database numbers and host names that would otherwise fail only at the first connection."""
     for name in ("socket_timeout", "socket_connect_timeout"):
         seconds = settings.get(name)
         if seconds is not None and not (math.isfinite(seconds) and 0 < seconds <= _LONGEST):
