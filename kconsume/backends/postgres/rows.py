@@ -1,4 +1,4 @@
-"""Rows of the offset table and of the outbox as values, and partitions as parameters of statements. Pure."""
+"""Converts rows of the offset table and the outbox into values, and partitions into parameters of statements."""
 
 from __future__ import annotations
 
