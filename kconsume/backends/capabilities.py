@@ -218,8 +218,8 @@ class NamedStore(OffsetStore, Protocol):
     rows, and another store at the same address."""
 
     def identity(self) -> str:
-        """The id of the store: random, and stored beside the rows, so that a backup and a replica have the same id. It
-        is created at first use."""
+        """The id of the store: random, created at the first use, and stored beside the rows. So a restored backup has
+        the same id."""
         ...
 
     def deleted(self, group: str, partitions: Iterable[Partition]) -> dict[Partition, int]:
