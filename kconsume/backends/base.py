@@ -93,7 +93,7 @@ class OffsetStore(Protocol):
     """The store's address as a user writes it, without the password."""
 
     guarantee: ClassVar[str]
-    """The delivery guarantee in one sentence, for the start banner and `kconsume check`."""
+    """The delivery guarantee in one sentence, for the text printed at the start and for `kconsume check`."""
 
     def load(self, group: str, partitions: Iterable[Partition]) -> dict[Partition, Position]:
         """Return the stored positions. A partition without a row is left out."""
@@ -149,7 +149,7 @@ class FencedStore(OffsetStore, Protocol):
     ) -> dict[Partition, Position | Refused]:
         """Take ownership of partitions: raise the epoch of each and read its position, in one step for all partitions.
 
-        A partition that was claimed has its `Position` as the result, another partition has `Refused`. When this method
+        The result has a `Position` for each claimed partition, and `Refused` for each other partition. When this method
         returns, no `save` and no transaction under an earlier epoch of a claimed partition can succeed.
 
         Args:
@@ -220,8 +220,8 @@ class TransactionalStore(FencedStore, Protocol):
         ...
 
     by_record: ClassVar[bool]
-    """True if the store applies a transaction record by record. Then `tx.connection.next_record(offset)` must be called
-    before each record, if the handler takes single records."""
+    """True if the store applies a transaction record by record. Then, if the handler takes single records,
+    `tx.connection.next_record(offset)` must be called before each record."""
 
     def transaction(self, group: str, partition: Partition, epoch: int) -> AbstractContextManager[Tx]:
         """Run a transaction under `epoch`: committed if the block ends normally, rolled back if the block raises.

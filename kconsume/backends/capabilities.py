@@ -1,9 +1,8 @@
 """The capabilities of a store beyond its level (see `base`), declared as one value.
 
-A store that can do more than its level has a property `capabilities` that returns a `Capabilities`. A store without
-that property can do what its level says. All other code calls `capabilities_of`: outside this module and the
-conformance suite, no code tests a store or a transaction for a protocol or an attribute. Each capability has a protocol
-below that says what the store must do. The conformance suite checks that a store does what it declares.
+A store that can do more than its level has a property `capabilities` that returns a `Capabilities`. All other code
+calls `capabilities_of`, and does not test stores or transactions for protocols or attributes. Most capabilities have a
+protocol below, which says what the store must do. The conformance suite checks that a store does what it declares.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Capabilities:
     dry_run: DryRunStore | None = None
     """The store, if it has transactions that are always rolled back, for `kconsume try`."""
     async_dry_run: AsyncDryRunStore | None = None
-    """The store, if it has awaited transactions that are always rolled back."""
+    """The store, if it has transactions for `async def` handlers that are always rolled back."""
 
     deciding: DecidingStore | None = None
     """The store, if it may apply only a part of a record. The user then decides what to do with that record."""
@@ -102,7 +101,7 @@ class DeclaringStore(OffsetStore, Protocol):
 
 
 def capabilities_of(store: OffsetStore) -> Capabilities:
-    """Return the capabilities that the store declares. If it declares none, they consist of its level."""
+    """Return the capabilities of a store. For a store that declares none, the result contains only its level."""
     return store.capabilities if isinstance(store, DeclaringStore) else Capabilities(store)
 
 
@@ -130,7 +129,7 @@ class DecidingStore(FencedStore, Protocol):
     until the user has decided to retry or to skip the record."""
 
     def failures(self, group: str) -> dict[Partition, FailedRecord]:
-        """The failed record of each partition that waits for a decision."""
+        """Return the failed record of each partition that waits for a user's decision."""
         ...
 
     def decide(self, group: str, partition: Partition, what: Decision, *, offset: int | None = None) -> None:
@@ -182,8 +181,8 @@ class OutboxStore(TransactionalStore, Protocol):
         ...
 
     def unowned_rows(self, owner: str, most: int, targets: Targets | None = None) -> list[Posted]:
-        """Return the first rows of `Outbox.send`, which belong to no partition. Returns no rows while another owner has
-        the lease to send them.
+        """Return the first rows that `Outbox.send` wrote. These rows belong to no partition. Returns no rows while
+        another app has the lease to send them.
 
         Args:
             owner: the name of the caller, which takes or renews the lease.
@@ -248,7 +247,7 @@ class DryRunStore(TransactionalStore, Protocol):
 
 @runtime_checkable
 class AsyncDryRunStore(AsyncTransactionalStore, Protocol):
-    """A store with awaited transactions that are always rolled back."""
+    """A store with transactions for `async def` handlers that are always rolled back."""
 
     def async_dry_run(self) -> AbstractAsyncContextManager[DryRunTx]:
         """As `DryRunStore.dry_run`, for an `async def` handler."""
@@ -286,8 +285,8 @@ class LetterTx(Tx, Protocol):
     """A transaction that can write dead letters to a table, for `DeadLetter(table=...)`."""
 
     def keep(self, table: str, letters: Sequence[Letter]) -> None:
-        """Write dead letters to the table; create the table if it does not exist. A record that failed before in the
-        same group keeps its row, which is updated. Called before `advance`."""
+        """Write dead letters to the table; create the table if it does not exist. If the table has a row for the same
+        group and record, that row is updated. Called before `advance`."""
         ...
 
 
@@ -296,7 +295,7 @@ class OutboxTx(Tx, Protocol):
     """A transaction of an `OutboxStore`."""
 
     def post(self, outgoing: Sequence[Outgoing]) -> None:
-        """Write encoded records to the outbox, in this order. They are sent after the commit. Called before
+        """Write encoded records to the outbox, in this order. The records are sent after the commit. Called before
         `advance`."""
         ...
 

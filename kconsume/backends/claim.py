@@ -61,7 +61,7 @@ def claim_pinned(
         answer = claim(wanted, pinned)
         if isinstance(answer, dict):
             return answer
-        missing = answer  # their rows were deleted meanwhile; the next round has positions to store for them
+        missing = answer  # the rows of these partitions were deleted meanwhile; the next round creates the rows
 
 
 def granted(answers: Mapping[Partition, Position | Refused]) -> dict[Partition, Position]:
@@ -97,5 +97,5 @@ def fenced(group: str, partition: Partition, epoch: int, stored: Position | None
         has = f"epoch {stored.epoch} at offset {stored.next_offset}, owner {stored.owner}"
     ours = f"epoch {epoch}" if offset is None else f"epoch {epoch} at offset {offset}"
     return Fenced(
-        f"{partition} of group {group!r} is no longer owned by this process: it holds {ours}, the store has {has}"
+        f"{partition} of group {group!r} is no longer owned by this process: its claim has {ours}, the store has {has}"
     )

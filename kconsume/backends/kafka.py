@@ -30,9 +30,9 @@ class KafkaStore:
     def __init__(
         self, brokers: str, kafka: Mapping[str, ClientValue] | None = None, *, cluster: Cluster | None = None
     ) -> None:
-        """brokers: `host:port,…` of the cluster.
-
+        """
         Args:
+            brokers: the addresses of the cluster, `host:port,…`.
             kafka: properties of the client.
             cluster: the admin client to use instead of a new one.
         """

@@ -154,14 +154,14 @@ class MemoryStore:
         seen = position.previous is None or at in (position.previous, position.next_offset)
         if row is None or row.epoch != position.epoch or row.next_offset > position.next_offset or not seen:
             raise Fenced(
-                f"{partition} of group {group!r} is no longer owned by this process: it holds epoch {position.epoch} "
-                f"up to offset {position.next_offset}, the store has {row}"
+                f"{partition} of group {group!r} is no longer owned by this process: its claim has epoch "
+                f"{position.epoch} up to offset {position.next_offset}, the store has {row}"
             )
 
     def _check_epoch(self, group: str, partition: Partition, epoch: int) -> None:
         row = self._rows.get((group, partition))
         if row is None or row.epoch != epoch:
             raise Fenced(
-                f"{partition} of group {group!r} is no longer owned by this process: it holds epoch {epoch}, the "
+                f"{partition} of group {group!r} is no longer owned by this process: its claim has epoch {epoch}, the "
                 f"store has {row}"
             )

@@ -52,7 +52,7 @@ class Outbox:
     def send(
         self, tx: object, topic: str, value: object, key: bytes | str | None = None, headers: OutgoingHeaders = ()
     ) -> None:
-        """Insert a record into the outbox, in the transaction of `tx`. It is sent after the transaction has committed.
+        """Insert a record into the outbox, in the transaction of `tx`. The record is sent after the commit.
 
         Args:
             tx: a connection of psycopg, sqlite3 or SQLAlchemy, or a `Session`.

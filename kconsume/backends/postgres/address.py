@@ -158,7 +158,7 @@ def _check_password(url: str) -> None:
     base, _, query = url.partition("?")
     scheme, _, rest = (url if "@" in query and "@" not in base else base).partition(
         "://"
-    )  # the password contains a question mark
+    )  # if `@` is only in the query, the password contains a question mark
     login, at, _ = rest.rpartition("@")
     user, colon, password = login.partition(":")
     is_torn = not password.isprintable() or set(password) & set("/@?#[] ") or _BARE_PERCENT.search(password)

@@ -39,16 +39,17 @@ BROKEN = (
     "offset was not moved: do not catch the error, or put the statement into `with tx.transaction():`"
 )
 _NOT_ALLOWED = (
-    "a handler must not call {call} on its transaction, because kconsume commits its writes and the offset together "
-    "when it returns: remove the call, or use `with tx.transaction():` for a part that may be rolled back"
+    "a handler must not call {call} on its transaction, because kconsume commits the handler's writes and the offset "
+    "together when the handler returns: remove the call, or use `with tx.transaction():` for a part that may be rolled "
+    "back"
 )
 _LEFT_OPEN = (
     "the handler returned inside a pipeline, so the offset was not moved: use `with tx.pipeline():`, which ends the "
     "pipeline"
 )
 _OVER = (
-    "this transaction has ended, because a handler has it only until it returns: do not keep it, and use a connection "
-    "of your own for later work"
+    "this transaction has ended, because a handler may use it only until the handler returns: do not keep it, and use "
+    "a connection of your own for later work"
 )
 
 _CANCEL_TIMEOUT = 5.0
@@ -151,7 +152,7 @@ class _RecordingCursor(ErrorReportingCursor):
     """A cursor that records the server's errors on its connection."""
 
     own: str | None = None
-    """The statement, if it is one of kconsume's."""
+    """The statement, if kconsume executes it; None for a statement of the handler."""
 
     def on_server_error(self, error: psycopg.Error) -> None:
         self.connection.record_error(error, self.own)
@@ -188,17 +189,17 @@ class HandlerCursor(_CheckingFetchingCursor, psycopg.Cursor[Any]):
 class AsyncHandlerCursor(_CheckingCursor, psycopg.AsyncCursor[Any]):
     """A cursor of an `async def` handler's connection.
 
-    A property cannot await, so a property of this cursor cannot fetch results: in a pipeline it is known only after the
-    next `await` of a `fetch…`. That is why `async def` handlers run without a pipeline of kconsume.
+    A property such as `rowcount` cannot await, so it cannot fetch results: in a pipeline it is known only after the
+    next awaited `fetch…`. Therefore `async def` handlers run without a pipeline of kconsume.
     """
 
 
 class _OwnCursor(_RecordingCursor, psycopg.Cursor[Any]):
-    """For a statement of kconsume."""
+    """A cursor for a statement of kconsume."""
 
 
 class _AsyncOwnCursor(_RecordingCursor, psycopg.AsyncCursor[Any]):
-    """For an awaited statement of kconsume."""
+    """A cursor for an awaited statement of kconsume."""
 
 
 @functools.cache
@@ -239,8 +240,8 @@ class HandlerConnection(_ConnectionGuard, psycopg.Connection[Any]):
         """Execute statements of kconsume in one round trip. Returns True if the last statement returned a row. Must not
         be called in a pipeline.
 
-        Uses libpq's own call, which costs a tenth of a cursor. The watchdog ends this call too if the server does not
-        answer.
+        Uses libpq's own call, which takes a tenth of the time of a cursor. The watchdog ends this call too if the
+        server does not answer.
         """
         text = one_text(statements)
         with self.lock:

@@ -326,7 +326,7 @@ ENTERING = """select 1 from pg_stat_activity where datname = current_database() 
     and state = 'active' and xact_start <= %s and query ~ 'advisory[_]xact_lock_shared' limit 1"""
 MY_PID = "select pg_backend_pid()"
 ROLES = "select usename, current_user from pg_stat_activity where pid = %(pid)s"
-"""The role of a backend, and our own."""
+"""Returns the role of a backend and the role of this connection."""
 
 MAY_END_OTHERS = "select has_function_privilege('pg_terminate_backend(integer, bigint)', 'execute')"
 

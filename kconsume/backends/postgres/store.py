@@ -4,9 +4,9 @@ This module handles the rows and their owners (claim, save, reset), and the outb
 the handler's transaction, `takeover` ends the backends that block a claim, and `database` holds the connections.
 
 A claim raises the epochs and commits them. From then on no transaction under an older epoch can move the offset. Then
-the claim finds the backends that still have such a transaction open, by their advisory locks. It waits a moment for
-them, and ends them: a frozen owner must not keep rows locked that the next owner needs. A transaction that begins after
-the claim sees the new epoch; the claim sees a transaction that began before.
+the claim finds the backends that still have such a transaction open, by their advisory locks. The claim waits a moment
+for these backends, and then ends them: a frozen owner must not keep rows locked that the next owner needs. A
+transaction that begins after the claim sees the new epoch; the claim sees the lock of a transaction that began before.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ class PostgresStore:
         pool: int = POOL,
         isolation: str = ISOLATION[0],
     ) -> None:
-        """conninfo: the address, or a connection string of libpq. With `engine`, it is only for kconsume's own
-            connections.
-
+        """
         Args:
+            conninfo: the address, or a connection string of libpq. With `engine`, it is only for kconsume's own
+                connections.
             engine: an engine of SQLAlchemy. Handlers get a `Session` or an `AsyncSession` on a connection of this
                 engine.
             schema: where kconsume's tables are; None for the first schema of `search_path`.
@@ -372,8 +372,8 @@ class PostgresStore:
     # Claims
 
     def _in_claim(self, raise_epochs: Callable[[PooledConnection], T]) -> T:
-        """Run a transaction that locks offset rows. If it waits too long for a row lock, end the backend that holds the
-        lock."""
+        """Run a transaction that locks offset rows. If the transaction waits too long for a row lock, the backend that
+        holds the lock is ended."""
         with self.database.transaction() as connection, row_blockers_ended(self.database.address, connection):
             return raise_epochs(connection)
 

@@ -74,13 +74,13 @@ def end_earlier_owners(borrow: Borrow, sql: Statements, values: Values, *, by_sn
 def row_blockers_ended(address: Address, waiting: PooledConnection) -> Iterator[None]:
     """While the block runs, end each backend that holds a row lock for which `waiting` waits longer than `GRACE`.
 
-    A thread ends the backends, over a connection of its own, which it opens only after a third of the grace.
+    A thread ends the backends over its own connection, which is opened only after a third of `GRACE`.
 
     Args:
         address: where the thread's connection goes.
         waiting: the connection on which the block executes statements.
     """
-    (pid,) = waiting.execute(MY_PID).fetchone() or (0,)  # behind a pooler, libpq knows another number
+    (pid,) = waiting.execute(MY_PID).fetchone() or (0,)  # behind a pooler, libpq knows another process id
     done = threading.Event()
     thread = threading.Thread(target=_end_row_blockers, args=(address, pid, done), name="kconsume-claim", daemon=True)
     thread.start()

@@ -57,7 +57,7 @@ class TxSettings:
     prefix: str
     statements: TxStatements
     may_end: bool
-    """True if claims may end a transaction of another process; if not, only its idle limit ends it."""
+    """True if claims may end a transaction of another process; if not, only the idle limit ends such a transaction."""
     idle: str
     """How long a transaction may be idle."""
 
@@ -68,9 +68,9 @@ class TxSettings:
 
 
 class OffsetRow:
-    """The partition's row in one transaction: the parameters of its statements, and the errors for their results.
+    """The partition's row in one transaction: the statements about this row, and the errors for their results.
 
-    Sends nothing.
+    An `OffsetRow` sends nothing; the transaction does.
     """
 
     def __init__(self, settings: TxSettings, group: str, partition: Partition, epoch: int) -> None:
@@ -164,8 +164,8 @@ class PostgresTx:
             self._send(*moving)
 
     def finish(self, old: int, new: int, leader_epoch: int | None = None) -> None:
-        """As `advance`, but the statements are sent together with COMMIT, in one message or in one pipeline. So their
-        errors are raised only at the commit."""
+        """As `advance`, but the statements are sent together with COMMIT, in one message or in one pipeline. Errors of
+        these statements are raised only at the commit."""
         statements = self._row.move_statements(old, new, leader_epoch)
         if self._pipelined:
             for statement in statements:

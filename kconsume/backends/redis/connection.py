@@ -40,7 +40,7 @@ _PASSING_KINDS = (
 )
 # The errors of Redis 6 and of Redis 7 for a forbidden command inside a script.
 _FORBIDDEN = re.compile(r"\bNOPERM\b|The user executing the script can't|ACL failure in script")
-# After one of these errors the next command goes to the given address again, not to the node that it redirected us to.
+# After one of these errors the next command goes to the given address again, not to the node of the last redirection.
 _LEAVE_NODE = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.MovedError, KconsumeError)
 
 _COPIED = 1024 * 1024
@@ -80,7 +80,6 @@ class RedisConnection:
             raise self._translated(error) from error
 
     def call(self, *words: Argument) -> Reply:
-        """Run one command."""
         _ = self.rules
         return self._with_store_errors(lambda: self._ask(*words))
 
@@ -194,7 +193,7 @@ class RedisConnection:
 class _Node:
     """A server, its connections, and its rules, which are read at the first use.
 
-    `lock` guards the check that sets `rules`; any thread reads `rules` without it.
+    `lock` guards the check that sets `rules`. Any thread reads `rules` without the lock.
     """
 
     def __init__(self, pool: ConnectionPool) -> None:

@@ -24,8 +24,8 @@ MOST_BYTES: Final = 256 * 1024 * 1024
 """Limit for one queue: a queue is sent as one argument, and Redis accepts 512 MB."""
 
 _NOT_ALLOWED = (
-    "a handler must not call {name} on the pipeline: what it queues is applied together with the offset when it "
-    "returns, and dropped when it raises; remove the call"
+    "a handler must not call {name} on the pipeline: its commands are applied together with the offset when the "
+    "handler returns, and dropped when the handler raises; remove the call"
 )
 _NO_REPLIES = (
     "the reply of {name} cannot be read here, because the pipeline is applied after the handler has returned: read "
@@ -77,9 +77,9 @@ class Rules:
     keys."""
 
     def __init__(self, table: Mapping[bytes, Command], ask_keys: KeysOf, slot: int | None = None) -> None:
-        """table: the commands of the server.
-
+        """
         Args:
+            table: the commands of the server.
             ask_keys: asks the server for the keys of a command whose keys are not at fixed places (SORT … STORE).
             slot: the slot of the tag, on a cluster.
         """
@@ -124,15 +124,15 @@ class Rules:
     def _reason(self, words: Words, touched: dict[bytes, None]) -> str | None:
         name = words[0].upper()
         if name in _NEVER:
-            return f"{_text(name)} would remove the offset with the data: remove it from the handler"
+            return f"{_text(name)} would remove the offset with the data: remove the command from the handler"
         command = self._table.get(name)
         if command is None:
             return f"this Redis has no command {_text(name)}: correct its name, or use a server that has it"
         command = self._table.get(name + b"|" + words[1].upper(), command) if len(words) > 1 else command
         if len(words) > MOST_ARGUMENTS:
             return (
-                f"{_text(name)} has {len(words) - 1:,} arguments, and a script can hand over {MOST_ARGUMENTS:,} at "
-                f"most: queue several commands with fewer each"
+                f"{_text(name)} has {len(words) - 1:,} arguments, and a script can pass on at most "
+                f"{MOST_ARGUMENTS:,}: queue several commands with fewer arguments each"
             )
         return (
             _flagged(name, command)
@@ -332,7 +332,7 @@ def _flagged(name: bytes, command: Command) -> str | None:
     if "noscript" in flags or "admin" in flags or "blocking" in flags:
         return (
             f"{_text(name)} cannot be applied together with an offset, because Redis runs no such command inside a "
-            f"script: use a client of your own, from a function with @app.resource, and know that it is at least once"
+            f"script: use a client of your own, from a function with @app.resource; its effects are at least once"
         )
     return None
 
@@ -365,7 +365,7 @@ _ARRAYS: Final = [bytes((0x90 | size,)) for size in range(16)]
 
 
 def _head(size: int) -> bytes:
-    """The head of a word of 256 bytes or more."""
+    """The MessagePack head of a word of 256 bytes or more."""
     return struct.pack(">BH", 0xDA, size) if size < 65536 else struct.pack(">BI", 0xDB, size)
 
 

@@ -73,9 +73,9 @@ class RedisStore:
     by_record: ClassVar[bool] = True
 
     def __init__(self, url: str | None = None, *, client: Redis | None = None, tag: str | None = None) -> None:
-        """url: `redis://user:password@host:port/0?tag=shop`; `rediss://` for TLS.
-
+        """
         Args:
+            url: `redis://user:password@host:port/0?tag=shop`; `rediss://` for TLS.
             client: the user's own `redis.Redis`, instead of an address. It must have a `socket_timeout`.
             tag: the hash tag on a cluster, and a name for these offsets; the address may contain it too.
         """

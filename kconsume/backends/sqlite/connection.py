@@ -30,8 +30,8 @@ _STEPS = 1_000_000
 """SQLite calls the progress handler each time a statement has run this many steps, about every 10 ms."""
 
 HANDLER_ENDS_IT = (
-    "a handler must not begin, commit or roll back: its writes and the offset commit together when it returns, "
-    "and are undone when it raises; remove the call (a SAVEPOINT is allowed)"
+    "a handler must not begin, commit or roll back: its writes and the offset commit together when the handler "
+    "returns, and are rolled back when the handler raises; remove the call (a SAVEPOINT is allowed)"
 )
 ENDED = (
     "the transaction was ended by a statement of the handler (an error that rolls back, such as "

@@ -48,10 +48,10 @@ class EngineTransaction:
     called from another thread."""
 
     def __init__(self, row: OffsetRow | None, session: HandlerSession, connection: Connection) -> None:
-        """row: the offset row that moves; None for a dry run.
-
+        """
         Args:
-            session: what the handler gets.
+            row: the offset row that moves; None for a dry run.
+            session: the session that the handler gets.
             connection: the session's connection.
         """
         self.session = session
