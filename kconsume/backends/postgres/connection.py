@@ -311,7 +311,7 @@ def sever(pooled: psycopg.Connection[Any], connection: HandlerConnection | None 
 
     Args:
         pooled: the connection of the pool; its next user must find it closed.
-        connection: the handler's connection over it, if there is one.
+        connection: the handler's connection object, if there is one.
     """
     if connection is not None:
         connection.detach()

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 
 _CACHED_UP_TO = 2_000
-"""Characters. The results of longer texts are not cached: such texts seldom repeat, and would fill the memory."""
+"""The most characters of a text whose result is cached. Longer texts seldom repeat, and would fill the memory."""
 
 _SUSPECT = re.compile(r"commit|end|abort|rollback|begin|start|prepare", re.IGNORECASE)
 """Fast path: a text without any of these words does not end or begin a transaction."""

@@ -311,8 +311,8 @@ class Statements:
 
 
 # A backend blocks a row if the waiting backend waits for its transaction. A backend that is only earlier in the queue
-# does not block the row. The row itself does not tell who blocks it: an uncommitted row names no transaction, and a row
-# that several transactions have locked has a multixact number.
+# does not block the row. The row itself does not show which transaction blocks it: an uncommitted row names no
+# transaction, and a row that several transactions have locked has a multixact number.
 _OF_BLOCKERS = """from pg_locks w
     join pg_locks h on h.locktype = 'transactionid' and h.granted and h.transactionid = w.transactionid
     where w.locktype = 'transactionid' and not w.granted and w.pid = %(waiting)s

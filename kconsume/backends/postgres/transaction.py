@@ -261,8 +261,8 @@ def _meaning(
 
 
 def _stale_row(row: OffsetRow, connection: HandlerConnection) -> KconsumeError | None:
-    """The fencing error, if the epoch is stale. Called after an error in a pipeline, which may not have checked the
-    epoch yet."""
+    """Return the fencing error if the row has another epoch or offset than this transaction expects; else None. Called
+    after an error, because a pipelined statement reports a stale epoch only as an error of SQL."""
     with suppress(psycopg.Error):
         roll_back(connection)
         now = connection.execute_own(row.settings.statements.read_row, row.key).fetchone()

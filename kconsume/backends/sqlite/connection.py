@@ -61,8 +61,9 @@ class LentSqliteConnection(sqlite3.Connection):
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Lend the connection. Until the block ends, SQLite refuses BEGIN, COMMIT and ROLLBACK. If a handler tried one
-        of them, the end of the block raises `TransactionMisused`, even if the handler caught the refusal."""
+        """Lend the connection to a handler. Until the block ends, SQLite refuses BEGIN, COMMIT and ROLLBACK. If the
+        handler tried one of these statements, the end of the block raises `TransactionMisused`, even if the handler
+        caught the error."""
         self._is_lent, self._refused = True, False
         try:
             yield

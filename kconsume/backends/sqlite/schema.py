@@ -55,7 +55,7 @@ def version_of(connection: sqlite3.Connection) -> int:
 
 
 def is_up_to_date(connection: sqlite3.Connection) -> bool:
-    """True if the tables have our version with its additions, or a newer version."""
+    """True if the tables have the version and the additions of this kconsume, or a newer version."""
     version = version_of(connection)
     if version != SCHEMA_VERSION:
         return version > SCHEMA_VERSION
