@@ -316,7 +316,7 @@ class TestATable:
         missing = shop.run("dlq", "show", "--offsets", url, "--table", "failed_orders", "99")
         other = shop.run("dlq", "list", "--offsets", url, "--table", "plain")
         assert (missing.returncode, "has no row 99" in missing.stderr) == (2, True), missing.stderr
-        assert (other.returncode, "is no table of dead letters" in other.stderr) == (2, True), other.stderr
+        assert (other.returncode, "is not a table of dead letters" in other.stderr) == (2, True), other.stderr
         assert "s3cret" not in before + after + missing.stderr + other.stderr
 
 
