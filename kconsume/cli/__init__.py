@@ -72,14 +72,14 @@ def commands() -> None:
     """Decorate a function, get a production Kafka consumer.
 
     \b
-      kconsume demo                     see it work: one consumer is killed, nothing is lost
+      kconsume demo                     watch a takeover: one consumer is killed, nothing is lost
       kconsume new shop                 make a project: a handler, and a test that passes
       kconsume run shop:app             consume with the App named app in shop.py
-      kconsume check shop:app           show the handlers, their guarantees, and what is wrong
+      kconsume check shop:app           show handlers, guarantees, and problems to correct
       kconsume send orders '{"id": 1}'  write a record by hand
       kconsume try shop:app orders/3@1042
                                         run a handler on that record, and roll back
-      kconsume dlq list shop:app        show which records became dead letters, and why
+      kconsume dlq list shop:app        count dead letters, by topic and cause
       kconsume dlq redrive shop:app     try dead letters again; --yes sends them back
       kconsume outbox list shop:app     show outbox rows that are not sent yet, and why
       kconsume broker shop              start a Kafka in memory, with nothing to install
@@ -90,5 +90,5 @@ def commands() -> None:
 
 
 def main() -> None:
-    """The program `kconsume`."""
+    """Entry point of the program `kconsume`."""
     commands(prog_name="kconsume")

@@ -46,7 +46,7 @@ class TopicPurge(NamedTuple):
     behind: int
     """Letters of the selection that are behind a record that stays."""
     ends: Mapping[Partition, int]
-    """By partition, the first offset that stays."""
+    """For each partition, the first offset that stays."""
 
 
 class LetterTopics:
@@ -88,11 +88,11 @@ class LetterTopics:
         return TopicSummary(records, [replace(causes[key], sent_back=counts[key]) for key in sorted(causes)], others)
 
     def records(self, topic: str) -> Iterator[Record]:
-        """All records that the topic holds now, in the order of each partition, without aborted ones."""
+        """All records that the topic holds now, in the order of each partition, without aborted transactions."""
         return (record_of(message, "") for message in self._reader().topic(topic))
 
     def letter(self, place: RecordPlace) -> Letter:
-        """The letter at this place; `ConfigurationError` if there is none."""
+        """The letter at this place. Raises `ConfigurationError` if there is none."""
         letter = letter_in(record_of(self._reader().record(place), ""))
         if letter is None:
             raise ConfigurationError(
@@ -204,7 +204,7 @@ def _moment(text: str) -> datetime | None:
     except (ValueError, OverflowError):
         pass
     try:
-        return datetime.fromisoformat(text).astimezone(UTC)  # as `kconsume failed dead-letter` writes it
+        return datetime.fromisoformat(text).astimezone(UTC)  # the format of `kconsume failed dead-letter`
     except (ValueError, OverflowError):
         return None
 

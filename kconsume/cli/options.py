@@ -29,7 +29,7 @@ def source_options(what: str) -> Callable[[Command], Command]:
     """The options `--brokers`, `--group` and `--offsets`. They name the cluster and the store if no APP is named.
 
     Args:
-        what: what the store of `--offsets` holds, as in "the table".
+        what: the content of the store of `--offsets`, as in "the table".
     """
 
     def add(command: Command) -> Command:

@@ -41,9 +41,9 @@ class Change(msgspec.Struct):
 
     member: str
     now: list[str] | None
-    """None if the member joins."""
+    """The partitions before the change; None if the member joins."""
     then: list[str] | None
-    """None if the member leaves."""
+    """The partitions after the change; None if the member leaves."""
     gains: list[str]
     loses: list[str]
 
@@ -84,7 +84,7 @@ class _GroupBefore:
     members: Sequence[Member]
     partitions: Sequence[Partition]
     names: Mapping[str, Collection[str]]
-    """For each member, by its key in the plan: the ids by which the user can name the member."""
+    """For each member, by its id: all names by which `--leave` finds the member."""
     group: str | None = None
     brokers: str | None = None
     assignor: str | None = None
@@ -92,7 +92,7 @@ class _GroupBefore:
     side: frozenset[str] = frozenset()
     """The topics of `partitions` that are side topics."""
     side_member_of: Mapping[str, str] = field(default_factory=dict)
-    """For each process with two members: the side member, which has the side topics, by the main member."""
+    """For each process with two members: the id of the side member, by the id of the main member."""
 
     @property
     def topics(self) -> frozenset[str]:
@@ -369,7 +369,8 @@ def _real(brokers: str, kafka: Mapping[str, ClientValue], name: str, topics: fro
 
 
 def _pairs(members: Sequence[GroupMember], side: frozenset[str]) -> dict[str, str]:
-    """For each process with two members (`_kafka/two_member_consumer.py`): the side member, by the main member.
+    """For each process with two members (`_kafka/two_member_consumer.py`): the id of the side member, by the
+    id of the main member.
 
     The cluster does not report subscriptions. But the client.id of a side member is made from the client.id of the main
     member. Processes with the same client.id are interchangeable: their members are paired in the order of their ids.

@@ -139,7 +139,7 @@ class Reloader:
             return
         if len(self._signals) > 2:
             child.kill()
-        elif not (self._restarting and len(self._signals) == 1):  # already draining: a second signal ends it
+        elif not (self._restarting and len(self._signals) == 1):  # already draining; a second signal would end it
             child.send_signal(number)
 
 

@@ -61,7 +61,7 @@ def schema() -> None:
 
 
 def _shared(command: Command) -> Command:
-    """What both commands take: an app or an address, and `--json`."""
+    """The parameters of both commands: an app or an address, and `--json`."""
     command = json_option(command)
     command = click.option(
         "--offsets",
@@ -83,7 +83,7 @@ def _shared(command: Command) -> Command:
 def show(app: str | None, offsets: str | None, since: int | None, as_json: bool) -> None:
     """Print the SQL that brings the tables of APP's stores to the version of this kconsume. Changes nothing.
 
-    Everything else is printed as an SQL comment, so that the output can be piped to psql.
+    Other output is printed as SQL comments, so that all of it can be piped to psql.
     """
     print_tables([shown(store, since) for store in _stores(app, offsets)], as_json, comments=True)
 
@@ -216,7 +216,7 @@ def _connected(address: Address) -> Iterator[Connection[tuple[Any, ...]]]:
 
 
 def _script(address: Address, sql: Statements, since: int) -> str:
-    """A script in one transaction, and as comments the rights that the service's role needs afterwards."""
+    """The SQL in one transaction, then as comments the grants that the service's role needs afterwards."""
     from kconsume.backends.postgres.schema import migration_script, set_version
     from kconsume.backends.postgres.tables import RIGHTS
 
@@ -226,9 +226,7 @@ def _script(address: Address, sql: Statements, since: int) -> str:
     if address.schema is not None:
         grants.insert(0, f"grant usage on schema {sql.prefix.rstrip('.')} to ROLE;")
     comments = "\n".join(f"--   {grant}" for grant in grants)
-    return (
-        f"begin;\n{steps}\n{version}\ncommit;\n-- and for the role of the service, unless it owns them:\n{comments}"
-    )
+    return f"begin;\n{steps}\n{version}\ncommit;\n-- and for the role of the service, unless it owns them:\n{comments}"
 
 
 _ADDED = "without some columns that this kconsume adds, and that an earlier kconsume ignores"
@@ -247,7 +245,7 @@ def _brought(before: int, after: int) -> str:
 
 
 def _of_sqlite(store: SqliteStore) -> Tables:
-    """The first process that opens the file makes its tables, or migrates them."""
+    """Nothing to run: the first process that opens the file creates or migrates its tables."""
     from kconsume.backends.sqlite.schema import SCHEMA_VERSION
 
     version = _sqlite_version(store)

@@ -187,7 +187,7 @@ def _target(app: str | None, brokers: str | None) -> _Target:
 
 
 def _reach(target: _Target, topic: str, partition: int | None) -> str:
-    """The address of the cluster, which has the topic."""
+    """The address of the cluster. Raises an error if the cluster does not have the topic."""
     bootstrap = _started(target.brokers, topic) if target.brokers.startswith(_EMBEDDED) else target.brokers
     count = Cluster(bootstrap, target.kafka, patience=_PATIENCE).topics([topic])[topic]
     if partition is not None and partition >= count:

@@ -1,7 +1,8 @@
 """`kconsume try`: runs today's handler on one record of the real topic, and rolls back.
 
 Reads the record with `TopicReader`, which joins no group and commits nothing. The call is a `DryRun`: a handler that
-takes the store's transaction gets one that is always rolled back, and what it sends is shown and not sent.
+takes the store's transaction gets a transaction that is always rolled back. What the handler sends is shown, and not
+sent.
 """
 
 from __future__ import annotations

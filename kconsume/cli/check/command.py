@@ -1,4 +1,4 @@
-"""`kconsume check`: shows what would run, its guarantees, and its faults.
+"""`kconsume check`: shows the handlers of an app, their guarantees, and problems of its configuration.
 
 Gathers facts, and shows them with the findings that `cli/check/findings.py` derives from them. Consumes nothing and
 joins no group. Asks the cluster for its topics, and the stores for their settings and the app's offsets.
@@ -81,13 +81,13 @@ class CheckReport(msgspec.Struct):
     kafka: list[Property]
 
 
-@click.command(short_help="Show the handlers, their guarantees, and what is wrong.")
+@click.command(short_help="Show handlers, their guarantees, and problems to correct.")
 @app_argument
 @click.option("--offline", is_flag=True, help="Ask neither the brokers nor the stores.")
 @json_option
 @click.pass_context
 def check(context: click.Context, app: str | None, offline: bool, as_json: bool) -> None:
-    """Show the handlers of APP, their guarantees, and what is wrong with the configuration.
+    """Show the handlers of APP, their guarantees, and problems to correct.
 
     Shows each handler with its guarantee, the topics, and the configuration of the Kafka client. If a default is not
     the client's own, shows why. Then lists findings, each with a fix: settings that contradict each other or will cause

@@ -1,7 +1,8 @@
-"""Derives findings from facts about an app: what is wrong with its configuration, or worth knowing.
+"""Derives findings from facts about an app: problems of its configuration, and facts that a user should know.
 
-`cli/check/command.py` gathers the facts and prints the findings. *error*: the app cannot work. *warning*: the app
-works, but the setting will cause harm. *note*: a fact that the user should know once. Each finding has a fix.
+`cli/check/command.py` gathers the facts and prints the findings. An *error*
+means that the app cannot work, a *warning* that it works but will cause harm. A *note* is a fact to know once. Each
+finding has a fix.
 """
 
 from __future__ import annotations
@@ -195,7 +196,7 @@ def of_budgets(settings: Mapping[str, ClientValue], budgets: Budgets, *, embedde
 
 
 def of_handlers(handlers: Sequence[Handler], *, embedded: bool = False) -> Iterator[Finding]:
-    """The effect of a handler's options and store on its guarantee."""
+    """Findings about the options and the store of each handler."""
     for handler in handlers:
         yield from _of_executor(handler)
         yield from _of_store(handler, embedded)
@@ -236,7 +237,7 @@ def of_offsets(stored: Iterable[Stored], unread: Mapping[str, str]) -> Iterator[
     """Stored offsets from which a run could not continue. A run would hold their partitions.
 
     Args:
-        unread: by store, why its offsets could not be read.
+        unread: for each store whose offsets could not be read, the reason.
     """
     for group, partition, position, topic_id, first, end in stored:
         offset = position.next_offset
@@ -254,7 +255,7 @@ def of_offsets(stored: Iterable[Stored], unread: Mapping[str, str]) -> Iterator[
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:
-    """Errors first, then warnings, then notes; otherwise in the order in which they were found, each once."""
+    """Errors first, then warnings, then notes. Findings of one level keep their order; duplicates are dropped."""
     return sorted(dict.fromkeys(findings), key=lambda finding: LEVELS.index(finding.level))
 
 

@@ -31,7 +31,7 @@ _FIRST_TABLES = frozenset({"kconsume_offsets", "kconsume_schema"})
 
 
 class PostgresFacts(msgspec.Struct, frozen=True):
-    """The answers of the server."""
+    """Facts about the server, the role, and the tables."""
 
     role: str
     server: int
@@ -58,11 +58,11 @@ class PostgresFacts(msgspec.Struct, frozen=True):
     pooled: bool = False
     synchronous_commit: str = "on"
     connections: int = 100
-    """The highest number of connections of the role."""
+    """The highest number of connections that the server allows the role."""
 
 
 def of_stores(stores: Iterable[OffsetStore], *, offline: bool = False) -> Iterator[Finding]:
-    """Findings about the stores in a PostgreSQL; asks each once, unless `offline`."""
+    """Findings about the PostgreSQL stores. Asks each store once, or none if `offline`."""
     asked: set[int] = set()
     for store in stores:
         if id(store) in asked or offline or not is_postgres(store):
@@ -286,7 +286,7 @@ def _one(
 
 
 def of_server(address: str, facts: PostgresFacts, pool: int) -> Iterator[Finding]:
-    """What these facts mean for an app.
+    """Findings from these facts.
 
     Args:
         pool: the size of the app's connection pool.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def of_stores(stores: Iterable[OffsetStore], *, offline: bool = False) -> Iterator[Finding]:
-    """Findings about the stores in a Redis; asks each once, unless `offline`."""
+    """Findings about the Redis stores. Asks each store once, or none if `offline`."""
     asked = set()
     for store in stores:
         if store.address in asked or offline or not is_redis(store):

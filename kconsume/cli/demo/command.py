@@ -1,4 +1,4 @@
-"""`kconsume demo`: runs two consumers, kills one of them in mid-stream, and counts the rows at the end.
+"""`kconsume demo`: runs two consumers, kills one of them while orders arrive, and counts the rows at the end.
 
 This module holds the steps, from the first process to the count. `stage` has the processes and the file, `screen`
 prints, and `app` is the consumer.

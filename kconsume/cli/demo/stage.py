@@ -1,6 +1,6 @@
 """The parts of the demo: a broker, a producer, two consumer processes, and the file that they write.
 
-All of them end with the process that started them, also if that process is killed. Prints nothing.
+All processes end with the process that started them, also if that process is killed. This module prints nothing.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class ConsumerProcess:
         return self._guard.poll() is None
 
     def kill(self) -> float:
-        """`kill -9`. Returns the time, in seconds since 1970."""
+        """Send SIGKILL. Returns the time of the kill, in seconds since 1970."""
         self.killed = True
         moment = time.time()
         os.kill(self.pid, signal.SIGKILL)

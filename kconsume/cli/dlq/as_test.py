@@ -1,6 +1,7 @@
-"""Turns a dead letter into the source of a test, which feeds its record to the app's handler.
+"""Writes the source of a test that feeds the record of a dead letter to the app's handler.
 
-The test fails as long as the handler fails on the record. This module returns text: it writes no file and runs nothing.
+The test fails as long as the handler fails on the record. The source is returned as text: this module
+writes no file and runs nothing.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ def dlq() -> None:
       kconsume dlq show shop:app orders.dlq/0@17 --as-test
                                                       write a test that passes once the handler is corrected
       kconsume dlq redrive shop:app                   which dead letters would pass today? Sends nothing
-      kconsume dlq redrive shop:app --yes             send them back to the group that failed on them
-      kconsume dlq purge shop:app --sent-back --yes   delete those that were sent back
+      kconsume dlq redrive shop:app --yes             send dead letters back to the group that failed on them
+      kconsume dlq purge shop:app --sent-back --yes   delete dead letters that were sent back
     """
 
 
@@ -70,13 +70,13 @@ def dlq() -> None:
     show_default="every cause",
     help="Only this class of error: KeyError, or its full dotted name.",
 )
-@source_options("the table")
+@source_options("the dead-letter table")
 @json_option
 def list_letters(
     app: str | None, topic: str | None, table: str | None, since: datetime | None, cause: str | None,
     brokers: str | None, group: str | None, offsets: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Count dead letters by the topic of their records and by cause, and how many were sent back.
+    """Count dead letters by the topic of the record and by cause. Also count those that were sent back.
 
     Reads the topics and tables to which the handlers of APP write dead letters. Joins no group and changes nothing.
 
@@ -89,7 +89,7 @@ def list_letters(
     --since compares the time of the dead letter. In a table this is the time of the last failure. In a topic it is the
     time of the record, or the time when the letter was written if the topic has LogAppendTime.
 
-    Exit code 0, also if there are none; 2 if there is no such topic or table.
+    Exit code 0, also if there are no dead letters; 2 if there is no such topic or table.
     """
     asked = PlaceChoice(app, brokers, group, offsets, topic, table)
     looked = [_look(place, since, group, cause) for place in asked.places(asked.load())]
@@ -112,7 +112,7 @@ def list_letters(
     show_default="no test; without FILE, a file named after the record",
     help="Write a test that feeds this record to APP's handler.",
 )
-@source_options("the table")
+@source_options("the dead-letter table")
 @json_option
 def show(
     words: tuple[str, ...], table: str | None, file: str | None, brokers: str | None, group: str | None,
@@ -131,7 +131,7 @@ def show(
     The test of --as-test fails as long as the handler fails, and passes once the handler is corrected. A file that
     exists is never overwritten.
 
-    Exit code 0 if it was shown, 2 if there is no such letter.
+    Exit code 0 if the letter was shown, 2 if there is no such letter.
     """
     if file not in (None, _DEFAULT_FILE) and not str(file).endswith(".py"):
         raise ConfigurationError(f"--as-test {file} does not name a Python file: write FILE.py, or put --as-test last")
@@ -196,7 +196,7 @@ def _row(each: CauseSummary) -> CauseRow:
 
 
 def _app_and_place(words: Sequence[str]) -> tuple[str | None, str]:
-    """The app, which may be missing, and the place."""
+    """Split the arguments into the app, which may be missing, and the place."""
     if not 1 <= len(words) <= 2:
         raise ConfigurationError(
             "no dead letter was named: write kconsume dlq show APP PLACE, as in orders.dlq/0@17, or the id of a row"

@@ -31,7 +31,7 @@ class TopicPlace:
     name: str
     topics: LetterTopics
     named: bool
-    """True if the user named it, not the app."""
+    """True if the user named the topic on the command line."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class PlaceChoice:
             DeadLetter(table=self.table)
 
     def load(self) -> App | None:
-        """The app, if one is named, by the argument or by `KCONSUME_APP`."""
+        """The app that the argument or `KCONSUME_APP` names; None without a name."""
         name = self.app or (None if self.brokers or self.offsets else os.environ.get(VARIABLE))
         return load(name) if name else None
 

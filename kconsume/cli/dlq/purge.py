@@ -36,7 +36,7 @@ from kconsume.errors import ConfigurationError, TopicNotFound
 )
 @topic_option
 @table_option
-@source_options("the table")
+@source_options("the dead-letter table")
 @yes_option("Delete the letters for good.")
 @json_option
 def purge(
@@ -60,7 +60,7 @@ def purge(
     deleted; the topic's retention deletes it later. --before compares the time of the record, or the time when the
     letter was written if the topic has LogAppendTime.
 
-    Exit code 0 if it was done or shown, 2 if there is no such topic or table.
+    Exit code 0 if letters were deleted, or counted without --yes; 2 if there is no such topic or table.
     """
     if not sent_back and before is None:
         raise ConfigurationError("no letters were chosen: add --sent-back, or --before TIME, as in --before 30d")

@@ -16,7 +16,7 @@ class CauseRow(msgspec.Struct):
     """The dead letters of one topic that failed for one cause."""
 
     topic: str
-    """Where the records came from."""
+    """The topic of the records."""
     cause: str
     count: int
     first: datetime | None
@@ -39,7 +39,7 @@ class LookedAt(msgspec.Struct):
     total: int
     causes: list[CauseRow]
     others: int = 0
-    """Records of the topic that are no dead letters."""
+    """The number of records of the topic that are not dead letters."""
     said: str | None = None
     """Why there are no letters, if that is known."""
 
@@ -92,13 +92,13 @@ class PurgedPlace(msgspec.Struct):
     store: str | None
     """The address of a table's store."""
     letters: int = 0
-    """The number of all dead letters."""
+    """The number of all dead letters of the place."""
     selected: int = 0
     """The number of dead letters that are deleted, or would be."""
     behind: int = 0
     """In a topic: letters that match the options but stay, because they are behind a record that stays."""
     deleted: int | None = None
-    """How many were deleted; None in a dry run."""
+    """How many letters were deleted; None in a dry run."""
     said: str | None = None
     """Why there are no letters, if that is known."""
 

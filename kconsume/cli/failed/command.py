@@ -136,7 +136,7 @@ def failed() -> None:
 
 
 _accepted_yes = click.option("--yes", is_flag=True, hidden=True, expose_value=False)
-"""`--yes` without an effect: earlier versions needed it for commands that do not need it here."""
+"""An option without an effect: earlier versions took `--yes` with these commands, too."""
 _partition_argument = click.argument("words", nargs=-1, metavar="[APP] TOPIC/PARTITION")
 _source_options = source_options("the offsets")
 
@@ -151,7 +151,7 @@ def list_failures(app: str | None, brokers: str | None, group: str | None, offse
     \b
       kconsume failed list shop:app
 
-    Exit code 0, also if there are none; 2 if the store never applies a record in part.
+    Exit code 0, also if no record waits; 2 if the store never applies a record in part.
     """
     failures = _failures(_plans(app, brokers, group, offsets))
     if as_json:
@@ -173,7 +173,7 @@ def show(words: tuple[str, ...], brokers: str | None, group: str | None, offsets
     \b
       kconsume failed show shop:app orders/3
 
-    Exit code 0 if it was shown, 2 if the partition has no failed record.
+    Exit code 0 if the record was shown, 2 if the partition has no failed record.
     """
     failure = _failure_at(words, "show", brokers, group, offsets)
     records = records_of(failure.plan, failure.failed)
@@ -196,7 +196,7 @@ def retry(words: tuple[str, ...], brokers: str | None, group: str | None, offset
     \b
       kconsume failed retry shop:app orders/3
 
-    Exit code 0 if it was done, 2 if the partition has no failed record.
+    Exit code 0 if the group will handle the record again, 2 if the partition has no failed record.
     """
     failure = _failure_at(words, "retry", brokers, group, offsets)
     failure.decide("retry")
@@ -219,7 +219,7 @@ def skip(
     \b
       kconsume failed skip shop:app orders/3 --yes
 
-    Exit code 0 if it was done or shown, 2 if the partition has no failed record.
+    Exit code 0 if the record was skipped, or would be with --yes; 2 if the partition has no failed record.
     """
     failure = _failure_at(words, "skip", brokers, group, offsets)
     if yes:
@@ -242,7 +242,8 @@ def write_dead_letter(
     \b
       kconsume failed dead-letter shop:app orders/3 --to orders.dlq
 
-    Exit code 0 if it was done, 1 if the dead letter was not confirmed, 2 if there is no such record or topic.
+    Exit code 0 if the record was written and skipped, 1 if the dead letter was not confirmed, 2 if there is no such
+    record or topic.
     """
     failure = _failure_at(words, "dead-letter", brokers, group, offsets)
     if topic is None:

@@ -124,7 +124,7 @@ def drop(
     \b
       kconsume outbox drop shop:app 812 --yes
 
-    Exit code 0 if it was done or shown, 2 if there is no such row.
+    Exit code 0 if the rows were removed, or would be with --yes; 2 if there is no such row.
     """
     name, numbers = numbers_in(words, "drop")
     source = source_of(name, brokers, group, offsets)
@@ -152,7 +152,8 @@ def dead_letter(
     \b
       kconsume outbox dead-letter shop:app 812 --to orders.dlq --yes
 
-    Exit code 0 if it was done or shown, 1 if a dead letter was not confirmed, 2 if there is no such row or topic.
+    Exit code 0 if the rows were written, or would be with --yes; 1 if a dead letter was not confirmed; 2 if there is no
+    such row or topic.
     """
     name, numbers = numbers_in(words, "dead-letter")
     if topic is None:

@@ -167,8 +167,8 @@ def letter_about(row: WaitingRow, value: bytes | None, cause: str) -> Letter:
     """The dead letter of a row.
 
     A row that is already a dead letter stays unchanged. For any other row, the letter names the row's target topic,
-    without a partition and an offset. So `kconsume dlq redrive` cannot confuse the letter with one of the record whose
-    handler wrote the row.
+    without a partition and an offset. So `kconsume dlq redrive` does not take it for a letter of the record
+    whose handler wrote the row.
     """
     record = Record(
         row.target, -1, -1, row.key, value, row.headers, row.timestamp, 1, row.origin or ""

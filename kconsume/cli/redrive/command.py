@@ -126,11 +126,11 @@ def redrive(
       kconsume dlq redrive shop:app --yes --since 1d --rate 50    send back at most 50 letters a second
 
     With --yes, the letters go to the topic TOPIC.GROUP.redrive, which is created if it is missing. Only the handler of
-    this group reads it. This needs a handler that names its topics (no pattern=, no partitions=) and has
+    this group reads that topic. The handler must name its topics (no pattern=, no partitions=) and have
     on_error=DeadLetter(...). A letter is sent back once, also if this command is killed and run again. If the record
     fails again, it becomes a new letter, which can be sent back, up to --cap.
 
-    Exit code 0 if all would pass or were sent, 1 if some still fail, 2 if it cannot be done.
+    Exit code 0 if all letters would pass or were sent, 1 if some letters still fail, 2 if the command cannot run.
     """
     loaded, mode = load(app), RedriveMode(yes, only_passing, with_effects, rate, as_json)
     selection = Selection(cause, since, until, key, source, origin, cap)
@@ -251,7 +251,7 @@ def _send_records(
 ) -> None:
     partitions = topics.made(app, needed)
     sender = send_topic.TopicSender(app, place.name, choice.group, partitions)
-    sent = place.topics.sent_to(partitions)  # again: other senders are fenced only now
+    sent = place.topics.sent_to(partitions)  # read again, because other senders were not fenced before
 
     def send(chunk: Sequence[Chosen]) -> int:
         sender.send(chunk)

@@ -105,7 +105,7 @@ class RedriveProgress(Protocol):
 
 @contextmanager
 def progress(verb: str, total: int, *, quiet: bool) -> Iterator[RedriveProgress]:
-    """A bar on a terminal, or else a line every two seconds. On standard error, because it is not a result."""
+    """Show progress on standard error: a bar on a terminal, or else a line every two seconds."""
     if quiet or not total:
         yield lambda done: None  # noqa: ARG005
     elif sys.stderr.isatty():

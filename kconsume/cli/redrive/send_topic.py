@@ -1,4 +1,4 @@
-"""Sends the dead letters of a topic back. Each is sent once, however often the command is killed and run again.
+"""Sends the dead letters of a topic back. Each letter is sent once, even if the command is killed and run again.
 
     fence ─► read what was sent ─► chunk: begin, send, commit ─► chunk …
 

@@ -26,7 +26,7 @@ def existing(app: App, routes: Iterable[Route]) -> list[str]:
 
 
 def made(app: App, routes: Iterable[Route]) -> dict[str, int]:
-    """Each topic of these routes, with the number of its partitions. Makes the missing ones."""
+    """Each topic of these routes, with the number of its partitions. Creates missing topics."""
     wanted = {route.topic: route.source for route in routes}
     if not wanted:
         return {}
