@@ -89,9 +89,9 @@ class CheckReport(msgspec.Struct):
 def check(context: click.Context, app: str | None, offline: bool, as_json: bool) -> None:
     """Show the handlers of APP, their guarantees, and problems to correct.
 
-    Shows each handler with its guarantee, the topics, and the configuration of the Kafka client. If a default is not
-    the client's own, shows why. Then lists findings, each with a fix: settings that contradict each other or will cause
-    harm, missing topics, stored offsets that are not in the log. Consumes nothing, and masks secrets.
+    Shows each handler with its guarantee, the topics, and the configuration of the Kafka client. Shows why a default of
+    kconsume differs from the client's. Then lists findings, each with a fix: settings that contradict each other or
+    will cause harm, missing topics, stored offsets that are not in the log. Consumes nothing, and masks secrets.
 
     \b
       kconsume check shop:app

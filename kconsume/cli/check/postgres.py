@@ -101,7 +101,7 @@ def _unusable(address: str, error: KconsumeError) -> Finding:
 
 
 def ask(connection: Connection[tuple[Any, ...]], sql: Statements, address: Address) -> PostgresFacts:
-    """Ask for the facts that a run depends on. Returns early if one fact, such as an old server, decides alone."""
+    """Ask for the facts that a run depends on. Asks no more if the server is too old or the role lacks a right."""
     from kconsume.backends.postgres.statements import MAY_END_ALL, MAY_END_OTHERS
     from kconsume.backends.postgres.tables import OLDEST, VERSION
 
