@@ -116,7 +116,7 @@ def causes_of(apps: Iterable[App]) -> dict[Partition, str]:
         for consumer in () if supervisor is None else supervisor.consumers:
             snapshot, trouble = (
                 consumer.loop.snapshot,
-                consumer.assignment.last_error or consumer.loop.last_connection_error,
+                consumer.assignment.claiming.last_error or consumer.loop.last_connection_error,
             )
             for partition, owned in list(consumer.assignment.partitions.items()):
                 works = owned.lane is not None and owned.lane.busy

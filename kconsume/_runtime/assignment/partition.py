@@ -103,6 +103,27 @@ class OwnedPartition:
             return False
         return self.progress.watermark != self.stored
 
+    @property
+    def offset_to_mirror(self) -> int | None:
+        """The offset to commit to the Kafka group, because the store is ahead of the mirror or to confirm our
+        membership. None while a claim is pending: our copy of the row may be behind the offset of the group."""
+        if self.state is State.FENCED:
+            row = None if self.confirmation is None else self.confirmation.row
+            return None if row is None else row.next_offset
+        if self.state is not State.OPEN or self.stored == self.mirrored:
+            return None
+        return self.stored
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its lane may still report."""
+        return self.lane is not None and self.lane.unfinished
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all delivered records are finished. For a held partition: all records that can still be finished."""
+        return self.progress.idle if self.trouble is None else not self.is_running
+
 
 class Membership(NamedTuple):
     """Our partitions, and for each the generation of the Kafka group in which it is ours. Both are read together,
