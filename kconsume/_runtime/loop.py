@@ -23,12 +23,14 @@ from kconsume._kafka.two_member_consumer import AnyConsumer
 from kconsume._runtime.assignment.assignment import Assignment
 from kconsume._runtime.assignment.partition_trouble import PartitionTrouble
 from kconsume._runtime.assignment.topic_faults import TopicFaults
+from kconsume._runtime.causes import Cause
 from kconsume._runtime.deadlines import Deadline
 from kconsume._runtime.dispatch import Dispatcher
 from kconsume._runtime.handler_loop import HandlerLoop
 from kconsume._runtime.lanes.lane import Chunk
 from kconsume._runtime.lanes.lending import Lending
 from kconsume._runtime.ownership import Deposed
+from kconsume._runtime.standstill import StandstillWatch
 from kconsume.errors import KconsumeError
 from kconsume.records import Partition
 
@@ -51,6 +53,8 @@ _UNSETTLED_POLL = 0.005
 _ROOM_POLL = 0.05
 """Seconds that the loop waits for a lane to finish records before it polls again."""
 _CONNECTION_LOG_EVERY = 10.0
+CONNECTION_ERROR_COUNTS = 12.0
+"""Seconds for which the brokers count as unreachable after an error: the client tries again at least every 10 s."""
 
 
 def _ignore(_: object) -> None:
@@ -69,8 +73,8 @@ class Snapshot:
     abandoned: tuple[Partition, ...] = ()
     held: Mapping[Partition, PartitionTrouble] = field(default_factory=dict)
     """Partitions that are held, and why."""
-    waits: Mapping[Partition, tuple[str, ...]] = field(default_factory=dict)
-    """Partitions whose records are not delivered, each with the codes of what it waits for."""
+    causes: Mapping[Partition, Cause] = field(default_factory=dict)
+    """Why each partition moves, waits or stands still."""
 
 
 class Loop:
@@ -108,9 +112,10 @@ class Loop:
         self.failure: BaseException | None = None
         self.started = threading.Event()
         """Set when the first claim was answered."""
-        self.last_connection_error: str | None = None
+        self.last_connection_error = ""
         """The last error that the client reported about its connections and its group."""
         self.dispatcher = Dispatcher(assignment.partitions, memory, consumer.batch)
+        self._standstill = StandstillWatch(assignment, self.dispatcher, consumer)
         self._consumer = consumer
         self._assignment = assignment
         self._completion = assignment.completion
@@ -129,7 +134,7 @@ class Loop:
         self._idle_for: float | None = None
         self._last_record = time.monotonic()
         self._commit_at = 0.0
-        self._connection_logged_at = -60.0
+        self._connection_logged_at = self._connection_error_at = -60.0
         self._watched: list[tuple[Future[Any], Callable[[Any], None]]] = []
 
     # From other threads
@@ -401,6 +406,8 @@ class Loop:
         self.failure = self.failure or self._completion.failure or error
 
     def _publish(self, state: str) -> None:
+        now = time.monotonic()
+        is_recent = now - self._connection_error_at < CONNECTION_ERROR_COUNTS
         owned_partitions = self._assignment.partitions
         self.snapshot = Snapshot(
             state,
@@ -410,7 +417,7 @@ class Loop:
             self._completion.skipped,
             tuple(self._assignment.abandoned),
             self._assignment.partitions.troubles or (self.snapshot.held if state == "stopped" else {}),
-            self._assignment.waits,
+            self._standstill.look(now, self.last_connection_error if is_recent else ""),
         )
 
     def _log_connection_errors(self, now: float) -> None:
@@ -420,7 +427,7 @@ class Loop:
                 self.watch(self._explain(error))
                 break
         if errors:
-            self.last_connection_error = errors[-1].str()
+            self.last_connection_error, self._connection_error_at = errors[-1].str(), now
         if errors and now - self._connection_logged_at >= _CONNECTION_LOG_EVERY:
             self._connection_logged_at = now
             _log.warning("broker trouble", times=len(errors), last=errors[-1].str(), effect="the client tries again")

@@ -23,7 +23,7 @@ from kconsume._kafka import consumer as source
 from kconsume._kafka import fetch_wakeup
 from kconsume._kafka.admin import Committed
 from kconsume._runtime import consumer, deadlines, dispatch, loop
-from kconsume._runtime.assignment import claiming, commits, committer, partition_trouble
+from kconsume._runtime.assignment import claiming, commits, committer, partition, partition_trouble
 from kconsume._runtime.consumer import RunningConsumer
 from kconsume._runtime.handler_loop import EventLoopThread
 from kconsume._runtime.lanes import turns
@@ -38,7 +38,7 @@ from kconsume.records import Partition
 
 T = TypeVar("T")
 
-_TIMED = (loop, dispatch, commits, transactional, source, partition_trouble)
+_TIMED = (loop, dispatch, commits, transactional, source, partition, partition_trouble)
 """Modules that ask `time` themselves."""
 
 

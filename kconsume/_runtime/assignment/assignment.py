@@ -30,7 +30,7 @@ from kconsume._runtime.assignment.partition import OwnedPartition
 from kconsume._runtime.assignment.rebalance_recorder import RebalanceRecorder
 from kconsume._runtime.assignment.topic_checks import TopicChecks
 from kconsume._runtime.background import BackgroundThread
-from kconsume._runtime.causes import flows, waits_for
+from kconsume._runtime.causes import Facts, flows, waits_for
 from kconsume._runtime.deadlines import (
     DRAIN_SHARE,
     LAST_COMMIT_SHARE,
@@ -41,6 +41,7 @@ from kconsume._runtime.deadlines import (
 from kconsume._runtime.lanes.lane import Lane
 from kconsume._runtime.lanes.reports import LaneReports
 from kconsume._runtime.output.outbox_relay import OutboxRelay
+from kconsume.errors import StoreUnavailable
 from kconsume.records import Partition
 
 _log = EventLog("rebalance")
@@ -143,12 +144,34 @@ class Assignment:
     def waits(self) -> dict[Partition, tuple[str, ...]]:
         """The partitions whose records are not delivered, each with the codes of what it waits for."""
         return {
-            p: waits_for(o, is_claimed=self.claiming.has_pending(o), can_be_confirmed=self._can_be_confirmed(o))
+            p: tuple(
+                waits_for(o, Facts(is_claimed=self.claiming.has_pending(o), can_be_confirmed=self.can_be_confirmed(o)))
+            )
             for p, o in self.partitions.items()
             if not flows(o)
         }
 
-    def _can_be_confirmed(self, owned: OwnedPartition) -> bool:
+    @property
+    def store_error(self) -> str:
+        """Why the store did not answer the last claim or save, if it did not."""
+        error = self.claiming.last_error
+        return str(error) if isinstance(error, StoreUnavailable) else self.commits.store_error
+
+    @property
+    def is_rebalancing(self) -> bool:
+        return self._recorder.is_open
+
+    @property
+    def blocked_outboxes(self) -> Mapping[Partition, str]:
+        """The partitions whose outbox has a row that is refused, and why."""
+        blocked = () if self._relay is None else self._relay.blocked
+        return {row.partition: f"row {row.number} for topic {row.topic}: {row.cause}" for row in blocked}
+
+    def outbox_is_full(self, partition: Partition) -> bool:
+        """Whether handlers of the partition wait because too many rows wait in its outbox."""
+        return self._relay is not None and self._relay.is_full(partition)
+
+    def can_be_confirmed(self, owned: OwnedPartition) -> bool:
         """Whether the row of a fenced partition is being read, or a commit that confirms our membership is due or under
         way."""
         if not (self.commits.confirms_membership and self.claiming.awaits_confirmation(owned)):

@@ -205,7 +205,7 @@ class Claiming:
 
     def offset_stored(self, owned: OwnedPartition, offset: int) -> None:
         """Note that the store now has this offset of the partition."""
-        owned.stored = offset
+        owned.note_stored(offset)
         if "start" in owned.pause_reasons:
             self._claims.unpinned.discard(owned.partition)
             self._partitions.remove_pause(owned, "start")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from kconsume._event_log import EventLog
 from kconsume._runtime.assignment.claiming import Claiming
-from kconsume._runtime.assignment.committer import CommitEntries, CommitEntry, Committer, GroupCommitter
+from kconsume._runtime.assignment.committer import CommitEntries, CommitEntry, Committer, GroupCommitter, StoreCommitter
 from kconsume._runtime.assignment.holds import Holds
 from kconsume._runtime.assignment.owned_partitions import OwnedPartitions
 from kconsume._runtime.assignment.partition import OwnedPartition, State
@@ -47,6 +47,17 @@ class Commits:
         self._holds = holds
         self._committer = committer
         self._mirror = mirror
+
+    @property
+    def store_error(self) -> str:
+        """Why the store did not answer the last save, if it did not."""
+        return self._committer.store_error if isinstance(self._committer, StoreCommitter) else ""
+
+    @property
+    def coordinator_is_lost(self) -> bool:
+        """Whether the last commit to the Kafka group had no answer."""
+        committer = self._committer if self._mirror is None else self._mirror
+        return isinstance(committer, GroupCommitter) and committer.coordinator_is_lost
 
     @property
     def confirms_membership(self) -> bool:

@@ -74,7 +74,7 @@ class Completion:
             report.lane.count_finished(report.records)
         elif isinstance(report, MovedToLogEnd):
             owned.progress.ended(report.offset)
-            owned.stored = report.offset
+            owned.note_stored(report.offset)
         elif isinstance(report, StoreRefused):
             self._claiming.store_refused(owned, report.error, holds=report.holds_partition)
         elif isinstance(report, LettersFailed):
@@ -101,7 +101,7 @@ class Completion:
         if owned.trouble is not None:
             self._holds.note_progress(owned)
         if progress.stored:
-            owned.stored = progress.upto
+            owned.note_stored(progress.upto)
         elif progress.upto - (owned.stored or 0) > Backpressure.MOST_RECORDS:
             self._partitions.commit_is_due = True  # a crash repeats at most one window
         if not progress.waited_for_letters:

@@ -10,6 +10,7 @@ of the partition when the question was asked. `Assignment.current` compares the 
 from __future__ import annotations
 
 import enum
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import NamedTuple
@@ -38,8 +39,8 @@ class OwnedPartition:
 
     __slots__ = (
         "answered", "claim", "claim_tries", "confirmation", "epoch", "handled", "lane", "leader_epoch",
-        "listeners_know", "mirrored", "partition", "pause_reasons", "previous_lane", "progress", "sought", "state",
-        "stored", "topic_id", "trouble",
+        "listeners_know", "mirrored", "moved_at", "partition", "pause_reasons", "previous_lane", "progress", "sought",
+        "state", "stored", "topic_id", "trouble",
     )  # fmt: skip
 
     def __init__(self, partition: Partition, previous_lane: Lane | None = None) -> None:
@@ -58,6 +59,8 @@ class OwnedPartition:
         self.leader_epoch: int | None = None
         self.stored: int | None = None
         """The offset that the store is known to have."""
+        self.moved_at: float | None = None
+        """When the stored offset moved last."""
         self.mirrored: int | None = None
         """The offset that the Kafka group is known to have, where the offsets are kept in another store."""
         self.pause_reasons: set[str] = {"claim"}
@@ -75,6 +78,11 @@ class OwnedPartition:
         """How many records were finished or skipped."""
         self.listeners_know = False
         """Whether the listeners were told that the partition is assigned."""
+
+    def note_stored(self, offset: int) -> None:
+        """Note that the store has this offset now."""
+        if offset != self.stored:
+            self.stored, self.moved_at = offset, time.monotonic()
 
     @property
     def token(self) -> object:
