@@ -213,8 +213,8 @@ class Cluster:
             if isinstance(outcome, KafkaError) and outcome.code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 names = ", ".join(f"{topic.topic} ({topic.num_partitions} partitions)" for topic in new)
                 raise ConfigurationError(
-                    f"the cluster at {self.brokers} has no topic {names}, and does not let this client create it "
-                    f"({outcome.str()}): create them, or give the principal Create"
+                    f"the cluster at {self.brokers} lacks these topics: {names}; this client could not create them "
+                    f"({outcome.str()}): create them, or give the principal of this client the permission Create"
                 )
         if made:
             self._await_topics(made, deadline)

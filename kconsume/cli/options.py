@@ -29,7 +29,7 @@ def source_options(what: str) -> Callable[[Command], Command]:
     """The options `--brokers`, `--group` and `--offsets`. They name the cluster and the store if no APP is named.
 
     Args:
-        what: the content of the store of `--offsets`, as in "the table".
+        what: what the command looks for in that store, for the help text of `--offsets`, such as "the outbox".
     """
 
     def add(command: Command) -> Command:

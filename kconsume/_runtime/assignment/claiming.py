@@ -424,8 +424,8 @@ class Claiming:
         owned.claim, owned.state = None, State.OPEN
         owned.pause_reasons = {"user"} if owned.partition in self._partitions.paused else set()
         if owned.partition in self._claims.unpinned:
-            # The start must be stored before a record is handled. If this process died in between, the next run would
-            # begin at a later end of the log and skip the records before that end.
+            # No record is handled before the start is stored. If the process died after it had handled records, with no
+            # offset stored, the next run would begin at the end that the log has by then, and skip the records before.
             owned.pause_reasons.add("start")
             self._partitions.commit_is_due = True
 

@@ -194,7 +194,13 @@ class QueuedPipeline(Pipeline):
         self.ended = True
 
     def packed(self, old: int, new: int) -> bytes:
-        """The queued commands, grouped by record from `old` up to `new`, for the script `APPLY`."""
+        """Return the queued commands in the form that the script `APPLY` reads: for each record with commands, its
+        offset, the offset at which the next record begins, and its commands.
+
+        Args:
+            old: the stored offset, at which the first record begins.
+            new: the offset to store, at which the last record ends.
+        """
         texts = [b"%d" % offset for offset in (old, *self._offsets, new)]
         borders = [_HEADS[len(text)] + text for text in texts]
         commands, starts = self._commands, [*self._starts, len(self._commands)]

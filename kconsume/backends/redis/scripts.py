@@ -280,8 +280,8 @@ return left
 """
 )
 
-# KEYS: the row; on a cluster also `nothing` and the keys of the queued commands. ARGV: epoch, old, new, leader_epoch,
-# now, and the queue: [[offset, end, command, …], …] in MessagePack.
+# KEYS: the row; on a cluster also `nothing` and the keys of the queued commands. ARGV: epoch, old offset, new offset,
+# leader_epoch, the current time, and the queue: [[offset, end, command, …], …] in MessagePack.
 APPLY = Script(
     _ROW
     + _QUEUED
@@ -358,7 +358,8 @@ return refused or {'done'}
 """
 )
 
-# KEYS: the row. ARGV: skip or retry, the offset that the failed record must have or '', now.
+# KEYS: the row. ARGV: (1) `skip` or `retry`; (2) the offset of the failed record that the user has seen, or '' for any;
+# (3) the current time.
 DECIDE = Script(
     f"""
 local key = KEYS[1]

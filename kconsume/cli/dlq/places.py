@@ -46,7 +46,8 @@ class TablePlace:
     kept_in: OffsetStore
 
     def missing(self) -> str:
-        """Return a sentence that the table does not exist; raise `ConfigurationError` if the user named the table."""
+        """Say that the table does not exist. If the user named the table, raise `ConfigurationError`; otherwise return
+        a sentence to print, because the first dead letter will create the table."""
         if self.named:
             raise ConfigurationError(
                 f"{self.store} has no table {self.name}: correct --table; the first dead letter creates the table"

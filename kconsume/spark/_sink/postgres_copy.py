@@ -132,6 +132,7 @@ class RangeTable:
                 partition=partition,
                 sink=sink,
                 offset=earlier[0],
+                effect="offsets below this one are not written again: an earlier version of kconsume has written them",
             )
         assert owner is not None
         if owner[0] == str(sink):
