@@ -125,13 +125,13 @@ class RunningControl:
     def rebalances(self) -> tuple[Rebalance, ...]:
         """Return the last rebalances of the running app, the newest last."""
         consumers = self._running_supervisor("rebalances").consumers
-        return tuple(sorted((r for e in consumers for r in e.recorder.history.recent), key=lambda r: r.began))
+        return tuple(sorted((r for e in consumers for r in e.history.recent), key=lambda r: r.began))
 
     def rebalance_statistics(self) -> dict[str, Statistics]:
         """Return, by group, how often and how long the running app rebalanced in the last hour."""
         now = datetime.now(UTC)
         consumers = self._running_supervisor("rebalance_statistics").consumers
-        return {consumer.plan.group: consumer.recorder.history.statistics(now) for consumer in consumers}
+        return {consumer.plan.group: consumer.history.statistics(now) for consumer in consumers}
 
     def _add_listener(self, function: Callback, event: Event) -> Callback:
         self.listeners.append(read_listener(function, event))

@@ -17,6 +17,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from datetime import UTC, datetime
 from functools import partial
 from queue import SimpleQueue
 
@@ -37,6 +38,8 @@ from kconsume._runtime.lanes.batching import BatchBuffer
 from kconsume._runtime.lanes.lane import Lane
 from kconsume._runtime.lanes.reports import LaneReports
 from kconsume._runtime.loop import Loop
+from kconsume._runtime.observation.event_lines import log_events
+from kconsume._runtime.observation.events import Events, RebalanceEnded
 from kconsume._runtime.output.outbox_relay import OutboxRelay
 from kconsume._runtime.ownership import Ownership
 from kconsume._runtime.plan import ConsumerPlan, HandlerPlan, SharedParts
@@ -45,6 +48,7 @@ from kconsume.backends.base import OffsetStore, Position
 from kconsume.backends.capabilities import capabilities_of
 from kconsume.backends.kafka import KafkaStore
 from kconsume.errors import ConfigurationError, KconsumeError, StartTimeout
+from kconsume.rebalance.events import History
 from kconsume.records import Partition
 
 _LATE_CHECK = 60.0
@@ -85,7 +89,12 @@ class RunningConsumer:
             plan.store, plan.cluster, plan.group, owner, lambda topic: self._handler(topic).begin(topic)
         )
         self._topic_checks = TopicChecks(plan.cluster, plan.group, self._claims)
-        self.recorder = RebalanceRecorder(str(plan.protocol))
+        self.history = History(datetime.now(UTC))
+        """The rebalances of this consumer."""
+        self._events = Events()
+        log_events(self._events)
+        self._events.subscribe(RebalanceEnded, lambda event: self.history.add(event.rebalance))
+        self._recorder = RebalanceRecorder(str(plan.protocol), self._events)
         self._listener_calls = ListenerCalls(plan.listeners, shared.handler_loop, f"kconsume-listeners-{plan.group}")
         self.assignment = Assignment(
             self._claims,
@@ -93,8 +102,9 @@ class RunningConsumer:
             self._background,
             self._make_lane,
             self._listener_calls,
-            self.recorder,
+            self._recorder,
             reports,
+            self._events,
             self._relay,
             budget=plan.budget,
             shutdown=plan.shutdown,
@@ -110,6 +120,7 @@ class RunningConsumer:
         self.loop = Loop(
             self.kafka_consumer,
             self.assignment,
+            self._events,
             memory=plan.memory,
             shutdown=plan.shutdown,
             checkup=self._check_topics,
@@ -212,7 +223,7 @@ class RunningConsumer:
         self.routes.change(handler, wanted)
         if self._has_subscribed:  # else the first subscription, after the retry topics are made, has the change
             if self.assignment.joined:
-                self.recorder.expect("subscription")
+                self._recorder.expect("subscription")
             self._subscribe()
 
     def _subscribe(self) -> None:

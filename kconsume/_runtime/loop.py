@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -21,16 +20,16 @@ from kconsume._kafka.fetched import Runs
 from kconsume._kafka.join_errors import ClientError, RefusedMember
 from kconsume._kafka.two_member_consumer import AnyConsumer
 from kconsume._runtime.assignment.assignment import Assignment
-from kconsume._runtime.assignment.partition_trouble import PartitionTrouble
 from kconsume._runtime.assignment.topic_faults import TopicFaults
-from kconsume._runtime.causes import Cause
 from kconsume._runtime.deadlines import Deadline
 from kconsume._runtime.dispatch import Dispatcher
 from kconsume._runtime.handler_loop import HandlerLoop
 from kconsume._runtime.lanes.lane import Chunk
 from kconsume._runtime.lanes.lending import Lending
+from kconsume._runtime.observation.events import BrokerTrouble, Events
+from kconsume._runtime.observation.snapshot import Snapshot
+from kconsume._runtime.observation.standstill import StandstillWatch
 from kconsume._runtime.ownership import Deposed
-from kconsume._runtime.standstill import StandstillWatch
 from kconsume.errors import KconsumeError
 from kconsume.records import Partition
 
@@ -61,22 +60,6 @@ def _ignore(_: object) -> None:
     """For checks whose result is not needed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The state of a loop, for other threads. It is replaced as a whole."""
-
-    state: str = "starting"
-    assigned: tuple[Partition, ...] = ()
-    stored: Mapping[Partition, int] = field(default_factory=dict)
-    handled: int = 0
-    skipped: int = 0
-    abandoned: tuple[Partition, ...] = ()
-    held: Mapping[Partition, PartitionTrouble] = field(default_factory=dict)
-    """Partitions that are held, and why."""
-    causes: Mapping[Partition, Cause] = field(default_factory=dict)
-    """Why each partition moves, waits or stands still."""
-
-
 class Loop:
     """One consumer of one group, from subscribe to close.
 
@@ -89,6 +72,7 @@ class Loop:
         self,
         consumer: AnyConsumer,
         assignment: Assignment,
+        events: Events,
         *,
         memory: int,
         shutdown: float,
@@ -101,6 +85,7 @@ class Loop:
 
         Args:
             assignment: the partitions of this consumer.
+            events: gets what happens.
             memory: bytes that all lanes together may hold.
             shutdown: seconds for a drain without a deadline: after a failure, or when everything is read.
             checkup: checks topics in the background. Its argument is the ids of the topics that we have.
@@ -115,9 +100,10 @@ class Loop:
         self.last_connection_error = ""
         """The last error that the client reported about its connections and its group."""
         self.dispatcher = Dispatcher(assignment.partitions, memory, consumer.batch)
-        self._standstill = StandstillWatch(assignment, self.dispatcher, consumer)
+        self._standstill = StandstillWatch(assignment, self.dispatcher, consumer, events)
         self._consumer = consumer
         self._assignment = assignment
+        self._events = events
         self._completion = assignment.completion
         self._shutdown = shutdown
         self._checkup = checkup
@@ -430,4 +416,4 @@ class Loop:
             self.last_connection_error, self._connection_error_at = errors[-1].str(), now
         if errors and now - self._connection_logged_at >= _CONNECTION_LOG_EVERY:
             self._connection_logged_at = now
-            _log.warning("broker trouble", times=len(errors), last=errors[-1].str(), effect="the client tries again")
+            self._events.publish(BrokerTrouble(len(errors), errors[-1].str()))

@@ -30,7 +30,6 @@ from kconsume._runtime.assignment.partition import OwnedPartition
 from kconsume._runtime.assignment.rebalance_recorder import RebalanceRecorder
 from kconsume._runtime.assignment.topic_checks import TopicChecks
 from kconsume._runtime.background import BackgroundThread
-from kconsume._runtime.causes import Facts, flows, waits_for
 from kconsume._runtime.deadlines import (
     DRAIN_SHARE,
     LAST_COMMIT_SHARE,
@@ -40,6 +39,8 @@ from kconsume._runtime.deadlines import (
 )
 from kconsume._runtime.lanes.lane import Lane
 from kconsume._runtime.lanes.reports import LaneReports
+from kconsume._runtime.observation.causes import Facts, flows, waits_for
+from kconsume._runtime.observation.events import Events, PartitionsLost
 from kconsume._runtime.output.outbox_relay import OutboxRelay
 from kconsume.errors import StoreUnavailable
 from kconsume.records import Partition
@@ -69,6 +70,7 @@ class Assignment:
         listener_calls: ListenerCalls,
         recorder: RebalanceRecorder,
         reports: LaneReports,
+        events: Events,
         relay: OutboxRelay | None = None,
         *,
         budget: float,
@@ -85,6 +87,7 @@ class Assignment:
             listener_calls: calls the rebalance listeners.
             recorder: records each rebalance.
             reports: collects the reports of the lanes.
+            events: gets what happens.
             relay: sends the rows of the outbox, if the store has one.
             budget: seconds within which revoked partitions must be given up.
             shutdown: seconds until the handler of a partition that was taken away is abandoned.
@@ -109,7 +112,8 @@ class Assignment:
         self._ends = False
         self._leaving: Deadline | None = None
         self._late_lanes = LateLanes(shutdown, may_be_left, self.abandoned)
-        held_watch = HeldWatch(claims, background)
+        self._events = events
+        held_watch = HeldWatch(claims, background, events)
         self.claiming = Claiming(
             self.partitions,
             claims,
@@ -119,10 +123,11 @@ class Assignment:
             recorder,
             self._late_lanes,
             held_watch,
+            events,
             grouped=grouped,
         )
-        self.holds = Holds(self.partitions, self.claiming, held_watch)
-        self.completion = Completion(self.partitions, self.claiming, self.holds, reports)
+        self.holds = Holds(self.partitions, self.claiming, held_watch, events)
+        self.completion = Completion(self.partitions, self.claiming, self.holds, reports, events)
 
     def attach(self, consumer: AnyConsumer, committer: Committer, mirror: GroupCommitter | None) -> None:
         """Connect the Kafka consumer, and what commits through it.
@@ -133,7 +138,7 @@ class Assignment:
             mirror: also commits the offsets to the Kafka group, if they are kept in another store.
         """
         self.partitions.attach(consumer)
-        self.commits = Commits(self.partitions, self.claiming, self.holds, committer, mirror)
+        self.commits = Commits(self.partitions, self.claiming, self.holds, committer, mirror, self._events)
 
     @property
     def settled(self) -> bool:
@@ -242,7 +247,7 @@ class Assignment:
         finally:
             self._forget(leaving)
             self._read_membership()
-        _log.warning("partitions lost", partitions=sorted(partitions), effect="nothing was committed")
+        self._events.publish(PartitionsLost(sorted(partitions)))
 
     def drain(self, leaving: list[OwnedPartition], deadline: Deadline) -> int:
         """Let the running handlers of these partitions finish, then send their last offsets and outbox rows. Does not

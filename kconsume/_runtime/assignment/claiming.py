@@ -41,6 +41,13 @@ from kconsume._runtime.assignment.watermark import Watermark
 from kconsume._runtime.background import BackgroundThread
 from kconsume._runtime.deadlines import Deadline
 from kconsume._runtime.lanes.lane import Lane
+from kconsume._runtime.observation.events import (
+    ClaimFailed,
+    Events,
+    PartitionFenced,
+    PartitionsAssigned,
+    PartitionStopped,
+)
 from kconsume.backends.base import Position, Positions, Refused
 from kconsume.errors import BrokerUnavailable, Fenced, StoreUnavailable, Undecided
 from kconsume.records import Partition
@@ -76,6 +83,7 @@ class Claiming:
         recorder: RebalanceRecorder,
         late_lanes: LateLanes,
         held_watch: HeldWatch,
+        events: Events,
         *,
         grouped: bool,
     ) -> None:
@@ -89,6 +97,7 @@ class Claiming:
             recorder: records each rebalance.
             late_lanes: closes the lane of a partition that is claimed again.
             held_watch: watches a partition whose claim finds trouble.
+            events: gets what happens to claims.
             grouped: whether a Kafka group assigns the partitions.
         """
         self.last_error: BaseException | None = None
@@ -101,6 +110,7 @@ class Claiming:
         self._recorder = recorder
         self._late_lanes = late_lanes
         self._held_watch = held_watch
+        self._events = events
         self._grouped = grouped
         self._pending: list[PendingClaim] = []
         self._fenced: set[OwnedPartition] = set()
@@ -179,7 +189,7 @@ class Claiming:
             return self._fence([owned], error)
         pause, epoch = self._backoff([owned]), owned.epoch
         if self._is_new_cause([owned.partition], error):
-            _log.warning("partition stopped", partition=owned.partition, again_in=pause, cause=error)
+            self._events.publish(PartitionStopped(owned.partition, pause, error))
         self.queue({owned.partition: owned}, lambda ours, _: self._claims.reclaim(dict.fromkeys(ours, epoch)), pause)
         return None
 
@@ -253,11 +263,7 @@ class Claiming:
             if owned.listeners_know:
                 self._listener_calls.call("lost", [owned.partition], self._recorder.so_far())
             owned.listeners_know = False
-            then = "claimed again when the broker has confirmed the membership"
-            if refused:
-                _log.warning("claim refused", partition=owned.partition, cause=error, effect=then)
-            else:
-                _log.warning("partition fenced", partition=owned.partition, cause=error, effect=then)
+            self._events.publish(PartitionFenced(owned.partition, error, refused))
 
     def _read_rows(self) -> None:
         """Read the rows of fenced partitions before their offsets are committed. A commit confirms our membership only
@@ -352,7 +358,7 @@ class Claiming:
         if isinstance(error, StoreUnavailable | BrokerUnavailable):
             pause = self._backoff(list(current.values()))
             if self._is_new_cause(current, error):
-                _log.error("claim failed", partitions=sorted(current), again_in=pause, cause=error)
+                self._events.publish(ClaimFailed(sorted(current), pause, error))
             self.queue(current, claim.call, pause)
         elif isinstance(error, Fenced):
             self._fence(current.values(), error)
@@ -399,11 +405,7 @@ class Claiming:
             self._open(owned, positions[partition])
         if not owned_partitions:
             return {}
-        _log.info(
-            "partitions assigned",
-            partitions=len(owned_partitions),
-            at={p: positions[p].next_offset for p in sorted(owned_partitions)},
-        )
+        self._events.publish(PartitionsAssigned({p: positions[p].next_offset for p in sorted(owned_partitions)}))
         self._recorder.opened(owned_partitions, added=not self._claims.added.isdisjoint(owned_partitions))
         return {
             p: StartAt(positions[p].next_offset, positions[p].leader_epoch, paused=bool(owned.pause_reasons))

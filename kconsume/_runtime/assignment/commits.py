@@ -16,6 +16,7 @@ from kconsume._runtime.assignment.holds import Holds
 from kconsume._runtime.assignment.owned_partitions import OwnedPartitions
 from kconsume._runtime.assignment.partition import OwnedPartition, State
 from kconsume._runtime.deadlines import MIRROR_SHARE, Deadline
+from kconsume._runtime.observation.events import Events, OffsetsStored
 
 _log = EventLog("loop")
 
@@ -33,6 +34,7 @@ class Commits:
         holds: Holds,
         committer: Committer,
         mirror: GroupCommitter | None,
+        events: Events,
     ) -> None:
         """partitions: the partitions of the consumer.
 
@@ -41,12 +43,15 @@ class Commits:
             holds: holds a partition whose offset cannot be stored.
             committer: stores the offsets.
             mirror: also commits the offsets to the Kafka group, if they are kept in another store.
+            events: gets `OffsetsStored`.
         """
         self._partitions = partitions
         self._claiming = claiming
         self._holds = holds
         self._committer = committer
         self._mirror = mirror
+        self._events = events
+        self._sent_at = 0.0
 
     @property
     def store_error(self) -> str:
@@ -69,6 +74,7 @@ class Commits:
         owned_partitions = self._partitions.values()
         if not self._committer.busy and (entries := _unsaved(owned_partitions)):
             self._committer.send(entries)
+            self._sent_at = time.monotonic()
         if self._mirror is not None and not self._mirror.busy:
             behind = {
                 o.partition: CommitEntry(o, offset, o.token)
@@ -125,6 +131,9 @@ class Commits:
         for partition, entry in receipt.kept.items():
             if (owned := self._partitions.current(partition, entry.token)) is not None:
                 self._claiming.offset_stored(owned, entry.offset)
+        if receipt.kept:
+            stored = {p: entry.offset for p, entry in receipt.kept.items()}
+            self._events.publish(OffsetsStored(stored, time.monotonic() - self._sent_at))
         for partition, (entry, error) in receipt.fenced.items():
             if (owned := self._partitions.current(partition, entry.token)) is not None:
                 self._claiming.store_refused(owned, error)

@@ -25,13 +25,21 @@ from kconsume._runtime.lanes.reports import (
     StoreRefused,
     Unblocked,
 )
+from kconsume._runtime.observation.events import Events, RecordsFinished
 from kconsume.errors import HandlerFailed
 
 
 class Completion:
     """Takes the reports of the lanes of one consumer."""
 
-    def __init__(self, partitions: OwnedPartitions, claiming: Claiming, holds: Holds, reports: LaneReports) -> None:
+    def __init__(
+        self,
+        partitions: OwnedPartitions,
+        claiming: Claiming,
+        holds: Holds,
+        reports: LaneReports,
+        events: Events,
+    ) -> None:
         self.handled = 0
         """How many records were handled."""
         self.skipped = 0
@@ -42,6 +50,7 @@ class Completion:
         self._claiming = claiming
         self._holds = holds
         self._reports = reports
+        self._events = events
         self._with_letters: list[Lane] = []
         """Lanes that must send dead letters again."""
 
@@ -108,3 +117,4 @@ class Completion:
             lane.count_finished(count)
         self.handled += progress.handled
         self.skipped += progress.skipped
+        self._events.publish(RecordsFinished(owned.partition, progress.handled, progress.skipped))

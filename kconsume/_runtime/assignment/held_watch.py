@@ -11,15 +11,13 @@ from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
 
-from kconsume._event_log import EventLog
 from kconsume._runtime.assignment.claims import Claims, HeldRows
 from kconsume._runtime.assignment.partition import OwnedPartition
 from kconsume._runtime.assignment.partition_trouble import PartitionTrouble
 from kconsume._runtime.background import BackgroundThread
 from kconsume._runtime.deadlines import Deadline
+from kconsume._runtime.observation.events import Events, PartitionHeld
 from kconsume.errors import BrokerUnavailable, Fenced, HandlerFailed, StoreUnavailable, TopicNotFound
-
-_log = EventLog("rebalance")
 
 LOOK_EVERY = 2.0
 """Seconds between two reads of the rows of held partitions."""
@@ -42,8 +40,9 @@ class HeldDecisions(NamedTuple):
 class HeldWatch:
     """The held partitions of one consumer."""
 
-    def __init__(self, claims: Claims, background: BackgroundThread) -> None:
+    def __init__(self, claims: Claims, background: BackgroundThread, events: Events) -> None:
         self._claims = claims
+        self._events = events
         self._background = background
         self._active = False
         self._reading: Future[HeldRows] | None = None
@@ -52,13 +51,11 @@ class HeldWatch:
         self._look_due = self._say_due = self._read_due = Deadline(0.0)
 
     def begin(self, owned: OwnedPartition, trouble: PartitionTrouble) -> None:
-        """Hold a partition because of this trouble, log it, and watch it."""
+        """Hold a partition because of this trouble, publish that, and watch it."""
         owned.trouble = trouble
-        error, more = trouble.error, dict[str, object]()
-        if isinstance(error, HandlerFailed):
-            more["hint"] = f"see it again: {error.try_command}"
-        cause = error.__cause__ if more else None
-        _log.error("partition held", partition=owned.partition, code=trouble.code, cause=error, **more, exc_info=cause)
+        error = trouble.error
+        hint = f"see it again: {error.try_command}" if isinstance(error, HandlerFailed) else ""
+        self._events.publish(PartitionHeld(owned.partition, trouble.code, error, hint))
         if not self._active:
             self._active = True
             self._look_due, self._say_due = Deadline(LOOK_EVERY), Deadline(SAY_EVERY)
@@ -74,7 +71,10 @@ class HeldWatch:
         self._active = bool(held)
         if self._say_due.passed:
             self._say_due = Deadline(SAY_EVERY)
-            _log_again(held)
+            for owned in held:
+                trouble = owned.trouble
+                assert trouble is not None
+                self._events.publish(PartitionHeld(owned.partition, trouble.code, trouble.error, "", trouble.seconds))
         decisions = self._look(held)
         if self._read_due.passed:
             self._read_due = Deadline(READ_AGAIN_EVERY)
@@ -112,15 +112,3 @@ def _decide(held: Sequence[OwnedPartition], found: HeldRows) -> HeldDecisions:
         else:
             fenced.append((owned, Fenced(f"{row.owner} has claimed it while it was held")))
     return HeldDecisions(claim_again, fenced)
-
-
-def _log_again(held: Sequence[OwnedPartition]) -> None:
-    for owned in held:
-        assert owned.trouble is not None
-        _log.error(
-            "partition still held",
-            partition=owned.partition,
-            code=owned.trouble.code,
-            seconds=round(owned.trouble.seconds),
-            cause=owned.trouble.error,
-        )

@@ -6,26 +6,25 @@ owner thread.
 
 from __future__ import annotations
 
-from kconsume._event_log import EventLog
 from kconsume._kafka.consumer import StartAt
 from kconsume._runtime.assignment.claiming import Claiming
 from kconsume._runtime.assignment.held_watch import HeldWatch
 from kconsume._runtime.assignment.owned_partitions import OwnedPartitions
 from kconsume._runtime.assignment.partition import OwnedPartition, State
 from kconsume._runtime.assignment.partition_trouble import PartitionTrouble
+from kconsume._runtime.observation.events import Events, PartitionReleased, PartitionTriedAgain
 from kconsume.backends.base import Position
 from kconsume.errors import KconsumeError
-
-_log = EventLog("rebalance")
 
 
 class Holds:
     """Holds partitions of one consumer, and releases them."""
 
-    def __init__(self, partitions: OwnedPartitions, claiming: Claiming, watch: HeldWatch) -> None:
+    def __init__(self, partitions: OwnedPartitions, claiming: Claiming, watch: HeldWatch, events: Events) -> None:
         self._partitions = partitions
         self._claiming = claiming
         self._watch = watch
+        self._events = events
 
     def put_on_hold(self, owned: OwnedPartition, error: KconsumeError, *, drains: bool = True) -> None:
         """Hold an open partition because of an error that concerns no other partition.
@@ -51,17 +50,17 @@ class Holds:
         """Note that records of a partition were finished, or that its end was reached. If the partition was being read
         again after a trouble, the trouble is over."""
         if owned.trouble is not None and owned.trouble.is_read_again:
-            _log.info("partition released", partition=owned.partition, code=owned.trouble.code)
+            self._events.publish(PartitionReleased(owned.partition, owned.trouble.code))
             owned.trouble = None
 
     def try_again(self, owned: OwnedPartition, reason: str) -> None:
         """Claim a held partition again.
 
         Args:
-            reason: why its trouble may be over, for the log.
+            reason: why its trouble may be over.
         """
         assert owned.trouble is not None
-        _log.info("partition tried again", partition=owned.partition, code=owned.trouble.code, reason=reason)
+        self._events.publish(PartitionTriedAgain(owned.partition, owned.trouble.code, reason))
         self._claiming.claim_again(owned, "held")
 
     def step(self) -> None:

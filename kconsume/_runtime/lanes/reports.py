@@ -92,4 +92,4 @@ class Suspended(NamedTuple):
     resume: Callable[[], Awaitable[Suspended | None] | Suspended | None]
     """Continues the chunk. Returns the same as `Work`."""
     code: str
-    """What the partition waits for, as in `_runtime/causes`."""
+    """What the partition waits for, as in `_runtime/observation/causes`."""

@@ -171,7 +171,7 @@ class LetterBatch:
         """Wait this long, or until the lane must stop.
 
         Args:
-            code: what the partition waits for, as in `_runtime/causes`.
+            code: what the partition waits for, as in `_runtime/observation/causes`.
         """
         while seconds > 0 and not self._lane.stop_reasons:
             yield Wait(min(seconds, _LONGEST_WAIT), code)

@@ -71,7 +71,7 @@ class Wait(NamedTuple):
 
     seconds: float
     code: str
-    """What the partition waits for, as in `_runtime/causes`."""
+    """What the partition waits for, as in `_runtime/observation/causes`."""
 
 
 SliceStep: TypeAlias = CallHandler | SkipRecords

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from datetime import UTC, datetime
 from queue import SimpleQueue
 from typing import TypeVar, cast, get_args
 
@@ -27,9 +28,12 @@ from kconsume._runtime.lanes.inline import InlineLanes
 from kconsume._runtime.lanes.lane import Lane, Work
 from kconsume._runtime.lanes.pacing import Pace
 from kconsume._runtime.lanes.reports import LaneReports, Progress
+from kconsume._runtime.observation.event_lines import log_events
+from kconsume._runtime.observation.events import Events, RebalanceEnded
 from kconsume.backends import Position
 from kconsume.backends.base import Positions, Refused
 from kconsume.errors import Fenced, OffsetOutOfRange, StoreUnavailable, TooManyFailures, Undecided
+from kconsume.rebalance.events import History
 from kconsume.rebalance.listeners import Event, Listener, read_listener
 from kconsume.records import Partition
 from tests.waiting import eventually
@@ -168,7 +172,10 @@ class Bench:
         self.store, self.queue, self.consumer = Store(), Queue(), Consumer()
         self.reports: LaneReports = SimpleQueue()
         self.told: list[tuple[str, list[Partition]]] = []
-        self.recorder = RebalanceRecorder("cooperative")
+        self.events, self.history = Events(), History(datetime.now(UTC))
+        log_events(self.events)
+        self.events.subscribe(RebalanceEnded, lambda event: self.history.add(event.rebalance))
+        self.recorder = RebalanceRecorder("cooperative", self.events)
         self.assignment = Assignment(
             cast(Claims, self.store),
             cast(TopicChecks, self.store),
@@ -179,6 +186,7 @@ class Bench:
             ),
             self.recorder,
             self.reports,
+            self.events,
             budget=1.0,
             shutdown=1.0,
             grouped=True,
@@ -525,10 +533,10 @@ class TestTheRecord:
         bench.assignment.revoked([B])
         bench.queue.at_once = False
         bench.assignment.assigned([C])
-        assert [r.reason for r in bench.recorder.history.recent] == ["joined"], "C waits for its claim"
+        assert [r.reason for r in bench.history.recent] == ["joined"], "C waits for its claim"
         bench.queue.run()
         settle(bench, {A, C})
-        first, second = bench.recorder.history.recent
+        first, second = bench.history.recent
         assert (first.reason, first.gained, first.success) == ("joined", (A, B), True)
         assert (second.reason, second.gained, second.gone, second.kept) == ("members", (C,), (B,), (A,))
         assert (second.drained, second.success) == (3, True)
@@ -540,7 +548,7 @@ class TestTheRecord:
         getattr(bench.assignment, how)([B])
         bench.assignment.assigned([])
         settle(bench, {A})
-        (record,) = bench.recorder.history.recent
+        (record,) = bench.history.recent
         assert (record.gained, record.gone) == ((A, B), (B,))
         assert not record.success, "the claim of B has failed, and B never flowed here"
 
@@ -557,7 +565,7 @@ class TestTheRecord:
         settle(bench, {A, B})
         bench.assignment.leave(Deadline(1.0))
         bench.assignment.revoked([A, B])
-        recent = bench.recorder.history.recent
+        recent = bench.history.recent
         assert [r.reason for r in recent] == ["joined", "lost", "subscription", "partitions", "left"]
         assert [r.success for r in recent] == [True, False, True, True, True]
 
@@ -585,6 +593,7 @@ def test_a_look_says_nothing_of_a_partition_that_was_held_after_it_was_sent(
     """Its row was not asked for: taken for a row that is gone, the record that failed would be run again."""
     monkeypatch.setattr(held_watch, "LOOK_EVERY", 0.0)
     bench.assignment.assigned([A, B])
+    settle(bench, {A, B})
     first, second = (bench.assignment.partitions[p] for p in (A, B))
     bench.queue.at_once = False
     bench.assignment.holds.put_on_hold(first, OffsetOutOfRange("gone"))

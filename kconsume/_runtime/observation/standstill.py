@@ -1,7 +1,7 @@
-"""Names the cause of every partition, and logs those that stand still.
+"""Names the cause of every partition, and publishes those that stand still.
 
-A partition that neither moves nor is at its end is logged with its cause after 20 s, and again every five minutes while
-the cause stays the same. Held partitions are left to `HeldWatch`, which logs them at once.
+A partition that neither moves nor is at its end is published with its cause after 20 s, and again every five minutes
+while the cause stays the same. Held partitions are left to `HeldWatch`, which publishes them at once.
 """
 
 from __future__ import annotations
@@ -9,25 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from kconsume._event_log import EventLog
 from kconsume._kafka.two_member_consumer import AnyConsumer
 from kconsume._runtime.assignment.assignment import Assignment
 from kconsume._runtime.assignment.partition import OwnedPartition
-from kconsume._runtime.causes import MOVING, Cause, Facts, cause_of
 from kconsume._runtime.dispatch import Dispatcher
+from kconsume._runtime.observation.causes import MOVING, Cause, Facts, cause_of
+from kconsume._runtime.observation.events import Events, PartitionStandsStill
 from kconsume.records import Partition
 
-_log = EventLog("loop")
-
 LOG_AFTER = 20.0
-"""Seconds for which a cause must last until it is logged. With the age of a snapshot, it is in the log within 30 s."""
+"""Seconds for which a cause must last until it is published: well within 30 s, also if the loop is late."""
 LOG_AGAIN_EVERY = 300.0
 _QUIET = frozenset((MOVING, "caught_up", "paused"))
 """Causes that need no attention."""
 
 
 class _Standing(NamedTuple):
-    """Since when a partition has its cause, and when the cause is logged next."""
+    """Since when a partition has its cause, and when the cause is published next."""
 
     code: str
     since: float
@@ -37,10 +35,11 @@ class _Standing(NamedTuple):
 class StandstillWatch:
     """The causes of the partitions of one consumer. Used by the owner thread alone."""
 
-    def __init__(self, assignment: Assignment, dispatcher: Dispatcher, consumer: AnyConsumer) -> None:
+    def __init__(self, assignment: Assignment, dispatcher: Dispatcher, consumer: AnyConsumer, events: Events) -> None:
         self._assignment = assignment
         self._dispatcher = dispatcher
         self._consumer = consumer
+        self._events = events
         self._standing: dict[Partition, _Standing] = {}
 
     def look(self, now: float, broker_error: str) -> dict[Partition, Cause]:
@@ -56,7 +55,7 @@ class StandstillWatch:
             p: cause_of(o, self._facts(o, broker_error, blocked.get(p, ""), is_at_end=p in ends), now)
             for p, o in assignment.partitions.items()
         }
-        self._log_standing(causes, now)
+        self._publish_standing(causes, now)
         return causes
 
     def _facts(self, owned: OwnedPartition, broker_error: str, outbox_error: str, *, is_at_end: bool) -> Facts:
@@ -74,7 +73,7 @@ class StandstillWatch:
             is_at_end=is_at_end,
         )
 
-    def _log_standing(self, causes: Mapping[Partition, Cause], now: float) -> None:
+    def _publish_standing(self, causes: Mapping[Partition, Cause], now: float) -> None:
         before, self._standing = self._standing, {}
         held = self._assignment.partitions.troubles
         for partition, cause in causes.items():
@@ -85,11 +84,5 @@ class StandstillWatch:
                 standing = _Standing(cause.code, now, now + LOG_AFTER)
             elif now >= standing.log_at:
                 standing = standing._replace(log_at=now + LOG_AGAIN_EVERY)
-                _log.warning(
-                    "partition stands still",
-                    partition=partition,
-                    code=cause.code,
-                    seconds=round(now - standing.since),
-                    cause=cause.detail,
-                )
+                self._events.publish(PartitionStandsStill(partition, cause, now - standing.since))
             self._standing[partition] = standing

@@ -13,9 +13,11 @@ from kconsume._runtime.assignment.assignment import Assignment
 from kconsume._runtime.assignment.owned_partitions import OwnedPartitions
 from kconsume._runtime.assignment.partition import OwnedPartition, State
 from kconsume._runtime.dispatch import Dispatcher
-from kconsume._runtime.standstill import LOG_AGAIN_EVERY, StandstillWatch
+from kconsume._runtime.observation.event_lines import log_events
+from kconsume._runtime.observation.events import Events
+from kconsume._runtime.observation.standstill import LOG_AGAIN_EVERY, StandstillWatch
 from kconsume.records import Partition
-from tests.unit.runtime.test_causes import busy, in_state, moved, troubled
+from tests.unit.runtime.observation.test_causes import busy, in_state, moved, troubled
 
 A, B = Partition("orders", 0), Partition("orders", 1)
 
@@ -39,10 +41,13 @@ class Bench:
             store_error="",
         )
         self.assignment = assignment
+        events = Events()
+        log_events(events)
         self.watch = StandstillWatch(
             cast(Assignment, assignment),
             cast(Dispatcher, SimpleNamespace(waits_for_batch=lambda _: False)),
             cast(AnyConsumer, SimpleNamespace(ends=self.ends)),
+            events,
         )
 
     def looks(self, begin: float, seconds: float) -> None:

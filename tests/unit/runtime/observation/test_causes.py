@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from kconsume._runtime.assignment.partition import Confirmation, OwnedPartition, PendingClaim, State
 from kconsume._runtime.assignment.partition_trouble import CODES as TROUBLES
 from kconsume._runtime.assignment.partition_trouble import PartitionTrouble
-from kconsume._runtime.causes import CODES, Cause, Facts, cause_of, flows, waits_for
 from kconsume._runtime.lanes.inline import InlineLanes
 from kconsume._runtime.lanes.lane import Lane, Work
 from kconsume._runtime.lanes.pacing import Pace
 from kconsume._runtime.lanes.reports import Suspended
+from kconsume._runtime.observation.causes import CODES, Cause, Facts, cause_of, flows, waits_for
 from kconsume.errors import OffsetOutOfRange
 from kconsume.records import Partition
 
