@@ -26,7 +26,6 @@ from kconsume._runtime import consumer, deadlines, dispatch, loop
 from kconsume._runtime.assignment import assignment, committer, partition_trouble
 from kconsume._runtime.consumer import RunningConsumer
 from kconsume._runtime.handler_loop import EventLoopThread
-from kconsume._runtime.lanes import turns
 from kconsume._runtime.lanes.lane import Chunk, Lane
 from kconsume._runtime.lanes.reports import LaneReport
 from kconsume._runtime.lanes.threads import ThreadLanes
@@ -272,7 +271,6 @@ def patched(stage: Stage, patch: pytest.MonkeyPatch, client: Callable[[Mapping[s
             patch.setattr(module, "time", clock)
     patch.setattr(Moment, "now", lambda: Moment(clock.monotonic(), clock.monotonic()))
     patch.setattr(deadlines.Deadline.__init__, "__defaults__", (clock.monotonic,))
-    patch.setattr(turns, "_MAYBE_BUSY", 2.0)  # more than there is: actors share a thread, and must not share its lock
     patch.setattr(consumer, "BackgroundThread", lambda name: Thread(stage, name))
     patch.setattr(consumer, "SimpleQueue", lambda: Reports(stage))
 
