@@ -39,7 +39,6 @@ from kconsume._runtime.lanes.lane import Lane
 from kconsume._runtime.lanes.reports import LaneReports
 from kconsume._runtime.loop import Loop
 from kconsume._runtime.output.outbox_relay import OutboxRelay
-from kconsume._runtime.ownership import Ownership
 from kconsume._runtime.plan import ConsumerPlan, HandlerPlan, SharedParts
 from kconsume._runtime.routing import Routes, Wanted
 from kconsume.backends.base import OffsetStore, Position
@@ -56,8 +55,8 @@ class RunningConsumer:
     """A consumer that runs.
 
     Fields: set in the constructor, except `_has_subscribed` (owner thread), `wanted` (written by `subscribe` on the
-    caller's thread and by the owner thread; read by both) and `unsent` (written on the owner thread, then by `close`
-    after that thread has ended).
+    caller's thread and by the owner thread; read by both), `unsent` (written on the owner thread, then by `close`
+    after that thread has ended) and `_over` (set by the owner thread once its loop has ended; others wait for it).
     """
 
     def __init__(self, plan: ConsumerPlan, shared: SharedParts, ended: Callable[[], None]) -> None:
@@ -70,13 +69,14 @@ class RunningConsumer:
         self.plan = plan
         self.unsent = 0
         """How many rows were still in the outbox when the consumer ended."""
-        self._ownership = Ownership(f"kconsume-{plan.group}", ended)
+        self._ended = ended
+        self._over = threading.Event()
         self._background = BackgroundThread(f"kconsume-background-{plan.group}")
         self._saves = None if isinstance(plan.store, KafkaStore) else BackgroundThread(f"kconsume-saves-{plan.group}")
         reports: LaneReports = SimpleQueue()
         owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._relay = _relay_of(plan, shared, owner)
-        self._lanes = {h: lanes_for(h, plan.store, reports, self._ownership, shared) for h in plan.handlers}
+        self._lanes = {h: lanes_for(h, plan.store, reports, shared) for h in plan.handlers}
         self._works = {h: work_for(h, plan.store, plan.group, shared, self._relay) for h in plan.handlers}
         self.routes = Routes((h, h.wanted) for h in plan.handlers)
         self.wanted = {h: h.wanted for h in plan.handlers}
@@ -132,7 +132,12 @@ class RunningConsumer:
         """Start the owner thread."""
         if self._relay is not None:
             self._relay.start()
-        self._ownership.start(lambda: self.loop.run(self._begin), self.loop.resume)
+        threading.Thread(target=self._run, name=f"kconsume-{self.plan.group}", daemon=True).start()
+
+    def _run(self) -> None:
+        self.loop.run(self._begin)
+        self._over.set()
+        self._ended()
 
     def start_timeout(self, seconds: float) -> StartTimeout:
         """The error of a consumer whose first claim was not answered within this time, with the reason."""
@@ -153,7 +158,7 @@ class RunningConsumer:
 
     def join(self, seconds: float) -> bool:
         """Wait for the end of the loop. Returns whether it has ended."""
-        return self._ownership.wait(seconds)
+        return self._over.wait(seconds)
 
     def close_lanes(self) -> None:
         """Start no more chunks, and cancel async handlers that still run. Works while the owner thread hangs."""
@@ -176,7 +181,7 @@ class RunningConsumer:
         threading.Thread(target=self._close_late, name=f"kconsume-late-{self.plan.group}", daemon=True).start()
 
     def _close_late(self) -> None:
-        while not self._ownership.wait(_LATE_CHECK):
+        while not self._over.wait(_LATE_CHECK):
             pass
         if self._relay is not None:
             self._relay.close(Deadline(0.0))

@@ -1,8 +1,8 @@
 """The owner thread: poll → dispatch → complete → commit, and nothing else.
 
 The loop owns the Kafka consumer. Other threads reach it by `request` (a callable, run between two polls) and read
-`snapshot`. Handlers do not block polling: they run on workers. A fast handler runs on the owner thread; if
-such a handler takes long, another thread becomes the owner (`Ownership`).
+`snapshot`. Handlers do not block polling, because workers run them. Only with `executor="inline"` the owner thread runs
+the handler.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ from kconsume._runtime.lanes.reports import (
     StoreRefused,
     Unblocked,
 )
-from kconsume._runtime.ownership import Deposed
 from kconsume.errors import HandlerFailed, KconsumeError
 from kconsume.records import Partition
 
@@ -212,8 +211,7 @@ class Loop:
         self._topic_faults.hold(faults, has_read=bool(self._handled or self._consumer.ends))
 
     def run(self, begin: Callable[[], None]) -> None:
-        """Consume until stopped or failed. The error is in `failure`. Only `Deposed` is raised; then another thread
-        continues with `resume`.
+        """Consume until stopped or failed. The error is in `failure`.
 
         Args:
             begin: subscribes, or claims explicit partitions.
@@ -222,16 +220,9 @@ class Loop:
             begin()
             while self._stop is None:
                 self._turn()
-        except Deposed:
-            raise
         except BaseException as error:  # noqa: BLE001  (kept in `failure`, raised by the supervisor)
             self._fail(error)
         self._end()
-
-    def resume(self) -> None:
-        """Continue instead of an owner thread that a handler blocks."""
-        _log.warning("handler blocked polling", effect="polling moved to another thread")
-        self.run(lambda: self.dispatcher.dispatch([], time.monotonic()))
 
     def _end(self) -> None:
         deadline = self._stop or Deadline(self._shutdown)
@@ -418,7 +409,7 @@ class Loop:
         if owned.trouble is not None:
             self._assignment.note_progress(owned)
         progress, lane, end = owned.progress, owned.lane, self._consumer.end_of(partition)
-        if not progress.idle or end <= progress.watermark or self.dispatcher.is_undispatched(partition):
+        if not progress.idle or end <= progress.watermark:
             return
         if not lane.commits_itself:
             progress.ended(end)
