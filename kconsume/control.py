@@ -70,12 +70,12 @@ class RunningControl:
     def subscribe(self, *topics: str, handler: Callable[..., object] | str | None = None) -> None:
         """Give a handler of the running app other topics.
 
-        The group rebalances: partitions of topics that are left out are finished and given up, and new partitions
-        are claimed.
+        The group rebalances. Partitions of topics that are left out are given up, after their running handlers have
+        ended. New partitions are claimed in the offset store.
 
         Args:
             topics: all topics of the handler from now on.
-            handler: the function or its name. It may be left out if the app has only one handler.
+            handler: the function or its name; optional if the app has only one handler.
         """
         supervisor = self._running_supervisor("subscribe")
         registration = self._registration_of(handler)
@@ -107,7 +107,7 @@ class RunningControl:
         return self._add_listener(function, "assigned")
 
     def on_revoked(self, function: Callback) -> Callback:
-        """Call the decorated function with revoked partitions, after their handlers have ended and committed."""
+        """Call the decorated function with revoked partitions, after their handlers have ended and the last commit."""
         return self._add_listener(function, "revoked")
 
     def on_lost(self, function: Callback) -> Callback:

@@ -1,7 +1,7 @@
 """A handler of bytes that does nothing: the cost of kconsume itself for each record.
 
-Three cases with one handler: on the polling thread and on worker threads against the bare loop with the same client
-settings, and against the bare loop with the client's own defaults, which most users have.
+Three cases with the same handler. `inline` (on the polling thread) and `thread` (default executor) are compared with
+the bare loop with the same client settings. `defaults` is compared with the bare loop with the client's own defaults.
 """
 
 from __future__ import annotations

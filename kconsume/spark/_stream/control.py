@@ -50,7 +50,8 @@ def request_stop(store: str | OffsetStore, group: str, name: str | None = None) 
         store: where the offsets are kept, an address or a store. Must be PostgreSQL.
         group: the consumer group.
         name: only the queries of this name. A query of `foreach_batch` has the name of its handler; a second query of
-            that name in the group has its topics after the name.
+            that name in the group has its topics after the name. A query of `stream` has its topics or its pattern as
+            the name.
 
     Returns the names of the queries that were asked to stop.
     """

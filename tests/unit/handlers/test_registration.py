@@ -164,7 +164,7 @@ class TestNumbers:
     @pytest.mark.parametrize("option", ["concurrency", "chunk"])
     @pytest.mark.parametrize("number", [0, -1, 2.5, "4", True, [4]])
     def test_what_is_no_whole_number_is_refused(self, option: str, number: object) -> None:
-        with pytest.raises(ConfigurationError, match=rf"{option}=.* leaves nothing to run: use 1 or more"):
+        with pytest.raises(ConfigurationError, match=rf"{option}=.* must be a whole number, 1 or more"):
             register(one, offsets="kafka://", **{option: number})
 
     @pytest.mark.parametrize("partitions", [[], [-1], ["0"], [1.5], 3, "01", [True], [None]])
