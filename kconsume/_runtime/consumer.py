@@ -28,12 +28,11 @@ from kconsume._runtime.assignment.assignment import Assignment
 from kconsume._runtime.assignment.claims import Claims
 from kconsume._runtime.assignment.committer import Committer, GroupCommitter, StoreCommitter
 from kconsume._runtime.assignment.listener_calls import ListenerCalls
-from kconsume._runtime.assignment.partition import OwnedPartition
 from kconsume._runtime.assignment.rebalance_recorder import RebalanceRecorder
 from kconsume._runtime.assignment.topic_checks import TopicChecks
 from kconsume._runtime.background import BackgroundThread
 from kconsume._runtime.build import BATCH, lanes_for, pace_of, tried_before, work_for
-from kconsume._runtime.deadlines import LAST_SAVE_SHARE, REVOKED_OUTBOX_SHARE, Deadline
+from kconsume._runtime.deadlines import LAST_SAVE_SHARE, Deadline
 from kconsume._runtime.lanes.batching import BatchBuffer
 from kconsume._runtime.lanes.lane import Lane
 from kconsume._runtime.lanes.reports import LaneReports
@@ -55,8 +54,8 @@ class RunningConsumer:
     """A consumer that runs.
 
     Fields: set in the constructor, except `_has_subscribed` (owner thread), `wanted` (written by `subscribe` on the
-    caller's thread and by the owner thread; read by both), `unsent` (written on the owner thread, then by `close`
-    after that thread has ended) and `_over` (set by the owner thread once its loop has ended; others wait for it).
+    caller's thread and by the owner thread; read by both), `_left_in_outbox` (written by `close`, after the owner
+    thread has ended) and `_over` (set by the owner thread once its loop has ended; others wait for it).
     """
 
     def __init__(self, plan: ConsumerPlan, shared: SharedParts, ended: Callable[[], None]) -> None:
@@ -67,8 +66,7 @@ class RunningConsumer:
             ended: called after the loop has ended, on its thread.
         """
         self.plan = plan
-        self.unsent = 0
-        """How many rows were still in the outbox when the consumer ended."""
+        self._left_in_outbox = 0
         self._ended = ended
         self._over = threading.Event()
         self._background = BackgroundThread(f"kconsume-background-{plan.group}")
@@ -95,6 +93,8 @@ class RunningConsumer:
             self._make_lane,
             self._listener_calls,
             self.recorder,
+            reports,
+            self._relay,
             budget=plan.budget,
             shutdown=plan.shutdown,
             grouped=plan.partitions is None,
@@ -105,20 +105,16 @@ class RunningConsumer:
         except BaseException:
             self._close_threads(Deadline(0.0))
             raise
-        committer, mirror = self._committers()
+        self.assignment.attach(self.kafka_consumer, *self._committers())
         self.loop = Loop(
             self.kafka_consumer,
             self.assignment,
-            reports,
-            committer,
-            mirror,
             memory=plan.memory,
             shutdown=plan.shutdown,
             checkup=self._check_topics,
             has_had=lambda topic: topic in self._topic_checks.seen,
             explain=self._explain,
         )
-        self.assignment.attach(self.kafka_consumer, self._finish_revoked)
 
     def _committers(self) -> tuple[Committer, GroupCommitter | None]:
         """The committer that stores the offsets, and the committer of the mirror in the Kafka group if the offsets are
@@ -141,7 +137,7 @@ class RunningConsumer:
 
     def start_timeout(self, seconds: float) -> StartTimeout:
         """The error of a consumer whose first claim was not answered within this time, with the reason."""
-        cause = self.assignment.last_error or self._topic_checks.last_error
+        cause = self.assignment.claiming.last_error or self._topic_checks.last_error
         last = self.loop.last_connection_error
         if cause is not None:
             why = str(cause)
@@ -156,6 +152,11 @@ class RunningConsumer:
         error.__cause__ = cause
         return error
 
+    @property
+    def unsent(self) -> int:
+        """How many rows were still in the outbox when the consumer ended."""
+        return self.assignment.unsent + self._left_in_outbox
+
     def join(self, seconds: float) -> bool:
         """Wait for the end of the loop. Returns whether it has ended."""
         return self._over.wait(seconds)
@@ -168,7 +169,7 @@ class RunningConsumer:
     def close(self, deadline: Deadline) -> None:
         """Close the store and the threads, after the owner thread has ended."""
         if self._relay is not None:
-            self.unsent += self._relay.close(deadline)
+            self._left_in_outbox = self._relay.close(deadline)
         self._listener_calls.close(deadline.left)
         if self._saves is not None:
             self._saves.close(deadline.part(LAST_SAVE_SHARE).left)  # before the store is closed
@@ -288,19 +289,6 @@ class RunningConsumer:
         alone = self._background.send(self._topic_checks.must_be_alone)
         self.loop.watch(alone)
         alone.add_done_callback(claim)
-
-    def _finish_revoked(self, leaving: list[OwnedPartition], budget: Deadline) -> int:
-        """Finish revoked partitions, including their outbox rows. Returns how many records were finished."""
-        finished = self.loop.finish_revoked(leaving, budget)
-        kept = 0
-        if self._relay is not None:
-            kept = self._relay.finish([owned.partition for owned in leaving], budget.part(REVOKED_OUTBOX_SHARE))
-        if self.loop.snapshot.state in ("starting", "running"):
-            # Under KIP-848 the partitions of a deleted topic are revoked without an error: check the topics.
-            self.loop.watch(self._check_topics({}), self.loop.hold_topics)
-        else:
-            self.unsent += kept
-        return finished
 
     def _check_topics(self, known: Mapping[str, str]) -> Future[dict[str, KconsumeError]]:
         """Check the topics in the background.

@@ -8,16 +8,16 @@ from __future__ import annotations
 import time
 
 from kconsume._kafka.fetched import Runs
-from kconsume._runtime.assignment.assignment import Assignment
+from kconsume._runtime.assignment.owned_partitions import OwnedPartitions
 from kconsume._runtime.assignment.partition import OwnedPartition
 from kconsume._runtime.lanes.backpressure import Advice, Backpressure
 from kconsume._runtime.lanes.lane import Chunk, Lane
 
 
 class Dispatcher:
-    """Gives fetched records to the lanes of an assignment."""
+    """Gives fetched records to the lanes of the partitions of one consumer."""
 
-    def __init__(self, assignment: Assignment, memory: int, most_records: int) -> None:
+    def __init__(self, partitions: OwnedPartitions, memory: int, most_records: int) -> None:
         """memory: bytes that all lanes together may hold.
 
         Args:
@@ -25,7 +25,7 @@ class Dispatcher:
         """
         self.fetch_size: int | None = None
         """How many records to fetch next, to fill batches of the partition that the last records came from."""
-        self._assignment = assignment
+        self._partitions = partitions
         self._memory = memory
         self._most_records = most_records
         self._full: dict[OwnedPartition, float] = {}
@@ -59,7 +59,7 @@ class Dispatcher:
             runs: the records of each partition, in their order.
             now: when they were fetched.
         """
-        partitions = self._assignment.partitions
+        partitions = self._partitions
         window = Backpressure(self._memory, len(partitions))
         for partition, run in runs:
             owned = partitions.get(partition)
@@ -76,7 +76,7 @@ class Dispatcher:
 
     def deliver_batches(self, now: float) -> None:
         """Give the batches that are full or due to their lanes."""
-        window = Backpressure(self._memory, len(self._assignment.partitions))
+        window = Backpressure(self._memory, len(self._partitions))
         for owned in list(self._batching):
             self._deliver_ready(owned, window, now)
 
@@ -84,10 +84,10 @@ class Dispatcher:
         """Pause and resume partitions with full lanes, as `Backpressure` advises. Returns whether the next fetch should
         wait for room."""
         wait = False
-        window = Backpressure(self._memory, len(self._assignment.partitions))
+        window = Backpressure(self._memory, len(self._partitions))
         for owned, since in list(self._full.items()):
             lane = owned.lane
-            if lane is None or self._assignment.partitions.get(owned.partition) is not owned:
+            if lane is None or self._partitions.get(owned.partition) is not owned:
                 del self._full[owned]
                 continue
             pace = lane.pace
@@ -101,9 +101,9 @@ class Dispatcher:
             )
             if advice is Advice.FLOW:
                 del self._full[owned]
-                self._assignment.remove_pause(owned, "pressure")
+                self._partitions.remove_pause(owned, "pressure")
             elif advice is Advice.PAUSE:
-                self._assignment.add_pause(owned, "pressure")
+                self._partitions.add_pause(owned, "pressure")
             wait = wait or (advice is Advice.WAIT and not owned.pause_reasons)
         return wait
 

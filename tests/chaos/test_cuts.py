@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from kconsume import App, Partition, Record
-from kconsume._runtime.assignment.assignment import Assignment
+from kconsume._runtime.assignment.owned_partitions import OwnedPartitions
 from kconsume.testing.services import LocalKafka
 from kconsume.testing.services.ports import free_port
 from tests.chaos.effects import PostgresEffects
@@ -284,7 +284,7 @@ def test_control_without_the_token_of_an_answer_the_new_assignment_is_fenced(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Assignment, "current", lambda self, partition, _: self.partitions.get(partition))
+    monkeypatch.setattr(OwnedPartitions, "current", lambda self, partition, _: self.get(partition))
     # The answers of claims that have ended count too: whichever comes first.
     with pytest.raises((AssertionError, KeyError)):
         test_answers_that_come_after_the_partitions_were_lost_and_assigned_anew_change_nothing(
@@ -295,7 +295,7 @@ def test_control_without_the_token_of_an_answer_the_new_assignment_is_fenced(
 def saves_wait(app: App) -> bool:
     supervisor = app._supervisor
     assert supervisor is not None
-    return all(consumer.loop._committer.busy for consumer in supervisor.consumers)
+    return all(consumer.assignment.commits._committer.busy for consumer in supervisor.consumers)
 
 
 def owned(app: App) -> set[Partition]:

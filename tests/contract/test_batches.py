@@ -463,7 +463,7 @@ def test_records_that_waited_for_their_batch_go_with_their_lane(arena: Arena, gr
         else:
             owned = owned_partitions(app)[place]
             error = UnreadableBatch("no batch")
-            consumer.loop.request(lambda: consumer.assignment.put_on_hold(owned, error, drains=False))
+            consumer.loop.request(lambda: consumer.assignment.holds.put_on_hold(owned, error, drains=False))
             on_its_way: Any = FakeMessage(offset=50, topic=topic)
             consumer.loop.request(lambda: consumer.loop.dispatcher.dispatch([(place, [on_its_way])], 0.0))
             done = threading.Event()

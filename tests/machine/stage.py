@@ -23,7 +23,7 @@ from kconsume._kafka import consumer as source
 from kconsume._kafka import fetch_wakeup
 from kconsume._kafka.admin import Committed
 from kconsume._runtime import consumer, deadlines, dispatch, loop
-from kconsume._runtime.assignment import assignment, committer, partition_trouble
+from kconsume._runtime.assignment import claiming, commits, committer, partition, partition_trouble
 from kconsume._runtime.consumer import RunningConsumer
 from kconsume._runtime.handler_loop import EventLoopThread
 from kconsume._runtime.lanes.lane import Lane
@@ -36,7 +36,7 @@ from kconsume.records import Partition
 
 T = TypeVar("T")
 
-_TIMED = (loop, dispatch, assignment, transactional, source, partition_trouble)
+_TIMED = (loop, dispatch, commits, transactional, source, partition, partition_trouble)
 """Modules that ask `time` themselves."""
 
 
@@ -279,7 +279,7 @@ def patched(stage: Stage, patch: pytest.MonkeyPatch, client: Callable[[Mapping[s
             stage.pause(Wait(timeout))
         return SimpleNamespace(not_done=[future for future in futures if not future.done()])
 
-    patch.setattr(assignment, "wait", wait)
+    patch.setattr(claiming, "wait", wait)
     patch.setattr(committer, "wait", wait)
     patch.setattr(source, "Consumer", lambda config, logger: client(config))
     patch.setattr(source.KafkaConsumer, "__del__", lambda self: None)
@@ -302,7 +302,7 @@ class Run:
     @property
     def waits(self) -> Mapping[Partition, tuple[str, ...]]:
         """What the next snapshot would say of partitions that do not flow."""
-        return self._loop.waits
+        return self._engine.assignment.waits
 
     @property
     def assigned(self) -> set[Partition]:

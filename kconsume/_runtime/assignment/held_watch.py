@@ -1,6 +1,6 @@
 """Watches held partitions and decides what to do with each. It only reads rows and never claims.
 
-`Assignment` carries out the decisions. All methods are called on the owner thread; rows are read on the background
+`Holds` carries out the decisions. All methods are called on the owner thread; rows are read on the background
 thread.
 """
 
@@ -17,7 +17,7 @@ from kconsume._runtime.assignment.partition import OwnedPartition
 from kconsume._runtime.assignment.partition_trouble import PartitionTrouble
 from kconsume._runtime.background import BackgroundThread
 from kconsume._runtime.deadlines import Deadline
-from kconsume.errors import BrokerUnavailable, Fenced, StoreUnavailable, TopicNotFound
+from kconsume.errors import BrokerUnavailable, Fenced, HandlerFailed, StoreUnavailable, TopicNotFound
 
 _log = EventLog("rebalance")
 
@@ -51,8 +51,14 @@ class HeldWatch:
         """The troubles for which the rows are being read. The answer says nothing about other troubles."""
         self._look_due = self._say_due = self._read_due = Deadline(0.0)
 
-    def begin(self) -> None:
-        """Start to watch: a partition is held now."""
+    def begin(self, owned: OwnedPartition, trouble: PartitionTrouble) -> None:
+        """Hold a partition because of this trouble, log it, and watch it."""
+        owned.trouble = trouble
+        error, more = trouble.error, dict[str, object]()
+        if isinstance(error, HandlerFailed):
+            more["hint"] = f"see it again: {error.try_command}"
+        cause = error.__cause__ if more else None
+        _log.error("partition held", partition=owned.partition, code=trouble.code, cause=error, **more, exc_info=cause)
         if not self._active:
             self._active = True
             self._look_due, self._say_due = Deadline(LOOK_EVERY), Deadline(SAY_EVERY)

@@ -28,6 +28,11 @@ class RebalanceRecorder:
         self._expected: str | None = None
         self._open: _Open | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a rebalance has begun and not ended."""
+        return self._open is not None
+
     def expect(self, reason: str) -> None:
         """Note that this consumer causes the next rebalance, and the reason."""
         self._expected = reason

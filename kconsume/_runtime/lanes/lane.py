@@ -113,10 +113,10 @@ class Lane:
         """The leader epoch of the last record whose offset the work has stored."""
         self.earlier_attempts = earlier_attempts
         """Attempts of an earlier owner. None once the first record was reached."""
-        self.suspended: Suspended | None = None
-        """The run that continues before the next chunk. A suspended lane is busy."""
 
         # Written by the worker, read by the worker and, without a lock, by the owner, which accepts an old value.
+        self.suspended: Suspended | None = None
+        """The run that continues before the next chunk. A suspended lane is busy."""
         self.pace = pace
         self.letters: LettersInFlight | None = None
         """The letters that are not confirmed yet. None until the lane had a letter. A lane with unconfirmed letters

@@ -70,6 +70,8 @@ class Wait(NamedTuple):
     """Continue after this many seconds."""
 
     seconds: float
+    code: str
+    """What the partition waits for, as in `_runtime/causes`."""
 
 
 SliceStep: TypeAlias = CallHandler | SkipRecords

@@ -26,9 +26,9 @@ class _Reading:
     began_at: float
     """When the partition was last read from the beginning."""
     deleted_up_to: int = 0
-    """The owner has deleted all rows up to this number that it has read."""
+    """All rows that the owner has read and whose number is not above this one are deleted."""
     present: Sequence[int] = field(default=())
-    """The rows of the last read, ascending."""
+    """The numbers of the rows of the last read that are not yet deleted, ascending."""
 
 
 class OutboxCursor:
@@ -36,14 +36,15 @@ class OutboxCursor:
     one after the other."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """clock: seconds that only grow."""
+        """clock: returns monotonic seconds."""
         self._clock = clock
         self._readings: dict[tuple[str, Partition], _Reading] = {}
 
     def read_above(self, group: str, partition: Partition, epoch: int) -> int:
-        """The number above which rows must be read now.
+        """Return the number above which rows must be read.
 
-        It is 0 for a new epoch, because an earlier owner may have left rows.
+        It is 0 for a new epoch, because an earlier owner may have left rows, and every `FROM_THE_BEGINNING_EVERY`
+        seconds.
         """
         now, reading = self._clock(), self._readings.get((group, partition))
         if reading is None or reading.epoch != epoch or now - reading.began_at >= FROM_THE_BEGINNING_EVERY:
