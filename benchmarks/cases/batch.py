@@ -16,7 +16,7 @@ SAME_AS_BARE = Batching(records=1000, wait=0.1)
 class Batch(Case):
     name = "batch"
     about = "no-op on list[bytes], default executor, against the bare loop that calls the no-op once for each poll"
-    bar = Bar(0.90)
+    bar = Bar(0.85)
 
     def ours(self, task: Task) -> Measured:
         app = App(task.bootstrap, group=task.group)

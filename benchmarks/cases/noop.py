@@ -19,7 +19,7 @@ from kconsume import App
 class Inline(Case):
     name = "inline"
     about = 'no-op on bytes, executor="inline", against the bare loop with the same client settings'
-    bar = Bar(1.0)
+    bar = Bar(0.95)
     executor: ClassVar[Literal["inline", "thread"]] = "inline"
 
     def ours(self, task: Task) -> Measured:
@@ -35,7 +35,7 @@ class Inline(Case):
 class Thread(Inline):
     name = "thread"
     about = "no-op on bytes, default executor, against the bare loop with the same client settings"
-    bar = Bar(0.90)
+    bar = Bar(0.70)
     executor = "thread"
 
 

@@ -41,7 +41,6 @@ from kconsume._runtime.loop import Loop
 from kconsume._runtime.observation.event_lines import log_events
 from kconsume._runtime.observation.events import Events, RebalanceEnded
 from kconsume._runtime.output.outbox_relay import OutboxRelay
-from kconsume._runtime.ownership import Ownership
 from kconsume._runtime.plan import ConsumerPlan, HandlerPlan, SharedParts
 from kconsume._runtime.routing import Routes, Wanted
 from kconsume.backends.base import OffsetStore, Position
@@ -59,8 +58,8 @@ class RunningConsumer:
     """A consumer that runs.
 
     Fields: set in the constructor, except `_has_subscribed` (owner thread), `wanted` (written by `subscribe` on the
-    caller's thread and by the owner thread; read by both) and `_left_in_outbox` (written by `close`, after the owner
-    thread has ended).
+    caller's thread and by the owner thread; read by both), `_left_in_outbox` (written by `close`, after the owner
+    thread has ended) and `_over` (set by the owner thread once its loop has ended; others wait for it).
     """
 
     def __init__(self, plan: ConsumerPlan, shared: SharedParts, ended: Callable[[], None]) -> None:
@@ -72,14 +71,14 @@ class RunningConsumer:
         """
         self.plan = plan
         self._left_in_outbox = 0
-        self._handler_loop = shared.handler_loop
-        self._ownership = Ownership(f"kconsume-{plan.group}", ended)
+        self._ended = ended
+        self._over = threading.Event()
         self._background = BackgroundThread(f"kconsume-background-{plan.group}")
         self._saves = None if isinstance(plan.store, KafkaStore) else BackgroundThread(f"kconsume-saves-{plan.group}")
         reports: LaneReports = SimpleQueue()
         owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._relay = _relay_of(plan, shared, owner)
-        self._lanes = {h: lanes_for(h, plan.store, reports, self._ownership, shared) for h in plan.handlers}
+        self._lanes = {h: lanes_for(h, plan.store, reports, shared) for h in plan.handlers}
         self._works = {h: work_for(h, plan.store, plan.group, shared, self._relay) for h in plan.handlers}
         self.routes = Routes((h, h.wanted) for h in plan.handlers)
         self.wanted = {h: h.wanted for h in plan.handlers}
@@ -126,7 +125,6 @@ class RunningConsumer:
             checkup=self._check_topics,
             has_had=lambda topic: topic in self._topic_checks.seen,
             explain=self._explain,
-            handler_loop=shared.handler_loop if _may_be_lent(plan) else None,
         )
 
     def _committers(self) -> tuple[Committer, GroupCommitter | None]:
@@ -141,7 +139,12 @@ class RunningConsumer:
         """Start the owner thread."""
         if self._relay is not None:
             self._relay.start()
-        self._ownership.start(lambda: self.loop.run(self._begin), self.loop.resume)
+        threading.Thread(target=self._run, name=f"kconsume-{self.plan.group}", daemon=True).start()
+
+    def _run(self) -> None:
+        self.loop.run(self._begin)
+        self._over.set()
+        self._ended()
 
     def start_timeout(self, seconds: float) -> StartTimeout:
         """The error of a consumer whose first claim was not answered within this time, with the reason."""
@@ -167,7 +170,7 @@ class RunningConsumer:
 
     def join(self, seconds: float) -> bool:
         """Wait for the end of the loop. Returns whether it has ended."""
-        return self._ownership.wait(seconds)
+        return self._over.wait(seconds)
 
     def close_lanes(self) -> None:
         """Start no more chunks, and cancel async handlers that still run. Works while the owner thread hangs."""
@@ -190,7 +193,7 @@ class RunningConsumer:
         threading.Thread(target=self._close_late, name=f"kconsume-late-{self.plan.group}", daemon=True).start()
 
     def _close_late(self) -> None:
-        while not self._ownership.wait(_LATE_CHECK):
+        while not self._over.wait(_LATE_CHECK):
             pass
         if self._relay is not None:
             self._relay.close(Deadline(0.0))
@@ -347,7 +350,7 @@ class RunningConsumer:
             epoch=position.epoch,
             start=position.next_offset,
             scope=f"{self.plan.group}:{position.topic_id or partition.topic}",
-            pace=pace_of(handler, self.plan.store, self._handler_loop),
+            pace=pace_of(handler, self.plan.store),
             batch_buffer=None if handler.batching is None else BatchBuffer(handler.batching),
             earlier_attempts=tried_before(position.metadata),
             commits_itself=handler.in_transactions,
@@ -367,12 +370,6 @@ def _may_be_left(store: OffsetStore, lane: Lane) -> bool:
     if offers.fenced is None:
         return False
     return not (lane.commits_itself and offers.transactional is not None and offers.transactional.parallel == 1)
-
-
-def _may_be_lent(plan: ConsumerPlan) -> bool:
-    """Whether the consumer may be lent to the event loop (`Lending`). A consumer with an async listener must not be
-    lent, because the loop would wait for a call on itself."""
-    return all(h.plainly_async for h in plan.handlers) and not any(listener.is_async for listener in plan.listeners)
 
 
 def _relay_of(plan: ConsumerPlan, shared: SharedParts, owner: str) -> OutboxRelay | None:

@@ -1,19 +1,17 @@
 """Gives fetched records to their lanes, one fetch at a time or in batches, and never more than a lane may hold.
 
-All methods are called by the owner of the consumer: the owner thread, or the event loop in a burst (`lanes/lending`).
+All methods are called by the owner thread.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
 
 from kconsume._kafka.fetched import Runs
 from kconsume._runtime.assignment.owned_partitions import OwnedPartitions
 from kconsume._runtime.assignment.partition import OwnedPartition
 from kconsume._runtime.lanes.backpressure import Advice, Backpressure
 from kconsume._runtime.lanes.lane import Chunk, Lane
-from kconsume.records import Message, Partition
 
 
 class Dispatcher:
@@ -34,9 +32,6 @@ class Dispatcher:
         """Partitions with a full lane, each with the time since when it is full."""
         self._batching: set[OwnedPartition] = set()
         """Partitions with records that wait for their batch."""
-        self._undispatched: deque[tuple[Partition, list[Message]]] = deque()
-        """Records that were fetched and have no lane yet. Empty except while a handler blocks the owner thread in
-        `dispatch`. The next owner thread dispatches these records."""
 
     @property
     def has_full_lanes(self) -> bool:
@@ -50,10 +45,6 @@ class Dispatcher:
     def waits_for_batch(self, owned: OwnedPartition) -> bool:
         """Whether records of the partition wait for their batch."""
         return owned in self._batching
-
-    def is_undispatched(self, partition: Partition) -> bool:
-        """Whether records of the partition were fetched and have no lane yet."""
-        return any(p == partition for p, _ in self._undispatched)
 
     def seconds_until_batch(self) -> float:
         """How long the next batch may still wait for records. 0 if no batch waits for a time."""
@@ -70,10 +61,7 @@ class Dispatcher:
         """
         partitions = self._partitions
         window = Backpressure(self._memory, len(partitions))
-        waiting = self._undispatched
-        waiting.extend(runs)
-        while waiting:
-            partition, run = waiting.popleft()
+        for partition, run in runs:
             owned = partitions.get(partition)
             if owned is None or owned.lane is None:
                 continue  # not our partition: its records are not delivered, so the offset never passes them

@@ -1,8 +1,8 @@
 """The owner thread: poll → dispatch → take reports → commit, and nothing else.
 
 The loop owns the Kafka consumer. Other threads reach it by `request` (a callable, run between two polls) and read
-`snapshot`. Handlers do not block polling: they run on workers. A fast handler runs on the owner thread; if
-such a handler takes long, another thread becomes the owner (`Ownership`).
+`snapshot`. Handlers do not block polling, because workers run them. Only with `executor="inline"` the owner thread runs
+the handler.
 """
 
 from __future__ import annotations
@@ -23,13 +23,10 @@ from kconsume._runtime.assignment.assignment import Assignment
 from kconsume._runtime.assignment.topic_faults import TopicFaults
 from kconsume._runtime.deadlines import Deadline
 from kconsume._runtime.dispatch import Dispatcher
-from kconsume._runtime.handler_loop import HandlerLoop
 from kconsume._runtime.lanes.lane import Chunk
-from kconsume._runtime.lanes.lending import Lending
 from kconsume._runtime.observation.events import BrokerTrouble, Events
 from kconsume._runtime.observation.snapshot import Snapshot
 from kconsume._runtime.observation.standstill import StandstillWatch
-from kconsume._runtime.ownership import Deposed
 from kconsume.errors import KconsumeError
 from kconsume.records import Partition
 
@@ -63,8 +60,7 @@ def _ignore(_: object) -> None:
 class Loop:
     """One consumer of one group, from subscribe to close.
 
-    Fields: the owner of the consumer writes all of them. The owner is the owner thread, or the event loop in a burst
-    while the owner thread waits (`lanes/lending`). Other threads read `snapshot`, `failure`, `started` and
+    Fields: the owner thread writes all of them. Other threads read `snapshot`, `failure`, `started` and
     `last_connection_error`, and put callables on `_requests`, which is a queue.
     """
 
@@ -79,7 +75,6 @@ class Loop:
         checkup: Callable[[Mapping[str, str]], Future[dict[str, KconsumeError]]],
         has_had: Callable[[str], bool],
         explain: Callable[[ClientError], Future[None]],
-        handler_loop: HandlerLoop | None = None,
     ) -> None:
         """consumer: the Kafka consumer.
 
@@ -91,7 +86,6 @@ class Loop:
             checkup: checks topics in the background. Its argument is the ids of the topics that we have.
             has_had: whether a topic existed when this consumer surveyed the topics.
             explain: finds out in the background why the group refuses this member; fails with the reason.
-            handler_loop: the event loop to which the consumer may be lent.
         """
         self.snapshot = Snapshot()
         self.failure: BaseException | None = None
@@ -110,7 +104,6 @@ class Loop:
         self._topic_faults = TopicFaults(assignment.partitions, assignment.holds, has_had)
         self._explain = explain
         self._refused_member = RefusedMember()
-        self._lending = None if handler_loop is None else Lending(handler_loop, self)
         self._checkup_at = time.monotonic() + CHECKUP_EVERY
         self._asked_again_at = 0.0
         self._member_since = time.monotonic()
@@ -166,8 +159,7 @@ class Loop:
         self._topic_faults.hold(faults, has_read=bool(self._completion.handled or self._consumer.ends))
 
     def run(self, begin: Callable[[], None]) -> None:
-        """Consume until stopped or failed. The error is in `failure`. Only `Deposed` is raised; then another thread
-        continues with `resume`.
+        """Consume until stopped or failed. The error is in `failure`.
 
         Args:
             begin: subscribes, or claims explicit partitions.
@@ -176,16 +168,9 @@ class Loop:
             begin()
             while self._stop is None:
                 self._turn()
-        except Deposed:
-            raise
         except BaseException as error:  # noqa: BLE001  (kept in `failure`, raised by the supervisor)
             self._fail(error)
         self._end()
-
-    def resume(self) -> None:
-        """Continue instead of an owner thread that a handler blocks."""
-        _log.warning("handler blocked polling", effect="polling moved to another thread")
-        self.run(lambda: self.dispatcher.dispatch([], time.monotonic()))
 
     def _end(self) -> None:
         deadline = self._stop or Deadline(self._shutdown)
@@ -225,8 +210,6 @@ class Loop:
             self._check_topics(now)
         if self.dispatcher.has_batches:
             self.dispatcher.deliver_batches(now)
-        if self._lending is not None and self._lending.burst():
-            return
         self._fetch(now)
 
     def _fetch(self, now: float) -> None:
@@ -259,20 +242,6 @@ class Loop:
             # Without partitions, no claim shows whether the store answers.
             self.watch(self._checkup({}), self.hold_topics)
 
-    def fetch_now(self) -> bool:
-        """For `Lending`: process the reports of lanes, and fetch without waiting. Returns whether records came."""
-        self._completion.take_all()
-        runs = self._consumer.fetch(0)
-        if runs:
-            self._last_record = time.monotonic()
-            self.dispatcher.dispatch(runs, self._last_record)
-        return bool(runs)
-
-    def at_rest(self) -> bool:
-        """For `Lending`: whether every partition has a lane with a fast handler, and every lane is idle."""
-        lanes = [o.lane for o in self._assignment.partitions.values()]
-        return bool(lanes) and all(lane is not None and lane.pace.is_fast and not lane.busy for lane in lanes)
-
     def _fetch_timeout(self) -> float:
         if not self._settled:
             return _UNSETTLED_POLL
@@ -299,7 +268,7 @@ class Loop:
         if owned.trouble is not None:
             self._assignment.holds.note_progress(owned)
         progress, lane, end = owned.progress, owned.lane, self._consumer.end_of(partition)
-        if not progress.idle or end <= progress.watermark or self.dispatcher.is_undispatched(partition):
+        if not progress.idle or end <= progress.watermark:
             return
         if not lane.commits_itself:
             progress.ended(end)

@@ -128,8 +128,7 @@ class Lane:
         self.chunks: deque[Chunk] = deque()
         """The records that wait for the worker."""
         self.busy = False
-        """True while a worker runs the lane or is about to. The owner reads this field without the lock. A lane that is
-        not busy has no worker, so the owner may then write the field without the lock."""
+        """True while a worker runs the lane or is about to. The owner reads this field without the lock."""
         self.stop_reasons: list[str] = []
         """Not empty once the lane must stop. This is a list, because a runner checks it for each record, and the check
         whether a list is empty costs nothing. The worker reads it without the lock. A worker that crashes also adds a

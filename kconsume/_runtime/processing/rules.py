@@ -156,7 +156,7 @@ class ChunkRun:
             try:
                 result = yield CallHandler(part, part, self._attempt, (), passes)
                 if result.done:
-                    lane.pace.measured(result.done, self._rules.clock().steady - began - result.waited)
+                    lane.pace.measured(result.done, self._rules.clock().steady - began)
                     skipped = self._add_skipped_in_slice() if self._skipped_in_slice else 0
                     self._passed(part if result.done == len(part) else part[: result.done], skipped, skipped)
                 if result.error is not None and not (yield from self._failed(part[result.done :], result)):

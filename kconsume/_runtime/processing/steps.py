@@ -92,8 +92,6 @@ class StepResult(NamedTuple):
     error: BaseException | None = None
     certain: bool = True
     """True if the culprit itself failed; False if it may be any record from the culprit on."""
-    waited: float = 0.0
-    """Seconds that the step waited for its turn."""
     delivery: Future[None] | None = None
     """The delivery of letters for which the step did not wait."""
 
