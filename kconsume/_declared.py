@@ -17,7 +17,7 @@ from kconsume._handlers.annotations import text_of
 from kconsume._handlers.registration import DeclaredHandler, Registration
 from kconsume._handlers.resources import Resource
 from kconsume._handlers.type_providers import default_resource
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._kafka.producer import most_bytes
 from kconsume._runtime.plan import ConsumerPlan
 from kconsume.backends.base import OffsetStore

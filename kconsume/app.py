@@ -32,7 +32,7 @@ from kconsume._runtime.handler_loop import CallersLoop, EventLoopThread, Handler
 from kconsume._runtime.interrupt import InterruptibleBlock
 from kconsume._runtime.plan import ConsumerPlan
 from kconsume._runtime.resource_scope import ResourceScope
-from kconsume._runtime.running import AsyncBlock, Running, in_thread
+from kconsume._runtime.running_block import AsyncBlock, Running, in_thread
 from kconsume._runtime.supervisor import AppParts, Report, Supervisor
 from kconsume.backends.base import OffsetStore
 from kconsume.control import RunningControl

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 from confluent_kafka import KafkaError
 
 from kconsume._config.group_protocol import COOPERATIVE_STICKY, STRATEGY, ClientValue
-from kconsume._kafka.admin import Group
+from kconsume._kafka.cluster import Group
 from kconsume.errors import GroupRefused
 
 Settings = Mapping[str, ClientValue]

@@ -16,7 +16,7 @@ from typing import NamedTuple, cast
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from kconsume._config.client_settings import ClientValue
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._runtime.deadlines import Deadline
 from kconsume.errors import BrokerUnavailable, ConfigurationError
 from kconsume.records import Message, Partition

@@ -18,7 +18,12 @@ from types import CodeType, FrameType, TracebackType
 
 _AGAIN = 0.01
 """Seconds until the signal is sent again."""
-_ENTERS_AND_LEAVES = {contextlib.__name__, "kconsume.app", "kconsume._runtime.exit_guard", "kconsume._runtime.running"}
+_ENTERS_AND_LEAVES = {
+    contextlib.__name__,
+    "kconsume.app",
+    "kconsume._runtime.exit_guard",
+    "kconsume._runtime.running_block",
+}
 
 
 class Interrupted(BaseException):

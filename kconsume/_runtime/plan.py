@@ -12,7 +12,7 @@ from kconsume._handlers.batches import Batching
 from kconsume._handlers.binding import MOST_BYTES, Binding
 from kconsume._handlers.type_providers import default_resource
 from kconsume._handlers.wraps import Wrap
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._kafka.producer import Producer, RelayProducer
 from kconsume._runtime.deadlines import revoke_budget
 from kconsume._runtime.handler_loop import HandlerLoop

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 from kconsume._config.client_settings import ClientValue
-from kconsume._kafka.admin import Cluster, Place
+from kconsume._kafka.cluster import Cluster, Place
 from kconsume._kafka.commit_metadata import KAFKA, note_of, topic_id_in
 from kconsume.backends.base import Position, Positions
 from kconsume.errors import BrokerUnavailable, StoreError, StoreUnavailable

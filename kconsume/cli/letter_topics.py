@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, TypeAlias
 
 from kconsume._config.client_settings import ClientValue, client_settings
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._kafka.topic_reader import RecordPlace, TopicReader
 from kconsume.backends.dead_letters.reader import CauseSummary, PurgeSelection
 from kconsume.cli.broker_address import connect_address

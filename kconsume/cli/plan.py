@@ -18,7 +18,7 @@ import msgspec
 
 from kconsume._config import environment
 from kconsume._config.client_settings import ClientValue, side_client
-from kconsume._kafka.admin import Cluster, Group, GroupMember
+from kconsume._kafka.cluster import Cluster, Group, GroupMember
 from kconsume._kafka.outgoing import is_topic_name
 from kconsume.app import App
 from kconsume.cli.app_loader import VARIABLE, load

@@ -18,7 +18,7 @@ import msgspec
 
 from kconsume._config import environment
 from kconsume._config.client_settings import ClientValue
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._kafka.outgoing import Outgoing, encoded
 from kconsume._kafka.producer import Producer, producer_settings
 from kconsume._kafka.topic_reader import RecordPlace

@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka import Producer
 
 from kconsume._embedded.named_broker import attach
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume.backends import PostgresStore, SqliteStore, TransactionalStore
 from kconsume.backends.base import Position
 from kconsume.backends.capabilities import LetterTx

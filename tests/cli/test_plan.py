@@ -13,7 +13,7 @@ from confluent_kafka import Consumer
 
 from kconsume import App, DeadLetter
 from kconsume._kafka import two_member_consumer
-from kconsume._kafka.admin import Cluster, Group
+from kconsume._kafka.cluster import Cluster, Group
 from kconsume.failures.letter_headers import redrive_topic
 from kconsume.rebalance import ASSIGNORS
 from kconsume.testing.services import KafkaService

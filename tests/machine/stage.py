@@ -21,7 +21,7 @@ from greenlet import getcurrent, greenlet
 
 from kconsume._kafka import consumer as source
 from kconsume._kafka import fetch_wakeup
-from kconsume._kafka.admin import Committed
+from kconsume._kafka.cluster import Committed
 from kconsume._runtime import consumer, deadlines, dispatch, loop
 from kconsume._runtime.assignment import claiming, commits, committer, partition, partition_trouble
 from kconsume._runtime.consumer import RunningConsumer

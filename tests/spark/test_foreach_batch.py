@@ -16,7 +16,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from kconsume import Batch, DeadLetter, Partition, Retry
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume.errors import Fenced, HandlerFailed, KconsumeError, OffsetGap, OffsetOutOfRange, TopicRecreated
 from kconsume.spark import StreamBatch, for_each_partition, foreach_batch, request_stop, starting_offsets
 from tests.fix_kafka import create_topic, delete_topics, produce

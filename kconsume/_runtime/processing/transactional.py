@@ -24,8 +24,8 @@ from kconsume._runtime.lanes.lane import Lane
 from kconsume._runtime.output.publisher import Publisher
 from kconsume._runtime.processing.blocking_tx import AsyncBegin
 from kconsume._runtime.processing.dedup import Deduplication
-from kconsume._runtime.processing.outcome import in_the_part, outcome_of, unless_cancelled
 from kconsume._runtime.processing.pipelining import Pipelining
+from kconsume._runtime.processing.slice_result import in_the_part, outcome_of, unless_cancelled
 from kconsume._runtime.processing.steps import CallHandler, SkipRecords, SliceStep, StepResult
 from kconsume.backends.base import TransactionalStore, Tx
 from kconsume.backends.capabilities import AsyncTx, FinishingTx, SeverableTx, capabilities_of

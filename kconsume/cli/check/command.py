@@ -28,7 +28,7 @@ from kconsume._config.group_protocol import protocol_of
 from kconsume._console import guarantee, sending
 from kconsume._handlers.annotations import text_of
 from kconsume._handlers.registration import Registration
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._kafka.settings_check import check_settings
 from kconsume._runtime.build import most_workers
 from kconsume._runtime.plan import budget_for

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from kconsume._config.client_settings import masked_address
 from kconsume._handlers.registration import Registration
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume.app import App
 from kconsume.backends import KafkaStore, OffsetStore, SqliteStore
 from kconsume.backends.sqlite.schema import is_up_to_date

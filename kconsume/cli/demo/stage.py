@@ -21,7 +21,7 @@ from pathlib import Path
 import kconsume
 from kconsume._config import environment
 from kconsume._embedded.named_broker import attach
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._kafka.outgoing import Outgoing, encoded
 from kconsume._kafka.producer import Producer, producer_settings
 from kconsume.cli.demo import app as demo_app

@@ -15,7 +15,7 @@ import msgspec
 
 from kconsume._config import environment
 from kconsume._config.client_settings import ClientValue, check_group, client_settings
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._kafka.topic_reader import RecordPlace
 from kconsume._runtime.plan import ConsumerPlan
 from kconsume.backends import open_store

@@ -10,7 +10,7 @@ import click
 
 from kconsume._config import environment
 from kconsume._config.client_settings import ClientValue, check_group, masked_address
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._kafka.outgoing import encoded
 from kconsume._kafka.producer import Producer, most_bytes, producer_settings
 from kconsume._kafka.topic_limits import TopicLimit, may_refuse, record_bytes

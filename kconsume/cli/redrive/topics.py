@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import click
 
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._kafka.outgoing import is_topic_name
 from kconsume._kafka.topic_retention import RETENTION, keep_old_records
 from kconsume.app import App

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume.backends.base import Position, Positions
 from kconsume.errors import StoreError, StoreUnavailable
 from kconsume.failures.policy import Policy

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume.backends.base import Positions
 from kconsume.errors import OffsetOutOfRange, TopicRecreated
 from kconsume.records import Partition

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kconsume._config.client_settings import ClientValue
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume.backends.base import OffsetStore
 from kconsume.backends.registry import open_store
 from kconsume.errors import ConfigurationError

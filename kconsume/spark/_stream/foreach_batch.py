@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeAlias
 from kconsume._config.client_settings import ClientValue, check_group
 from kconsume._config.options import StartPolicy
 from kconsume._event_log import EventLog
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._kafka.producer import most_bytes
 from kconsume.backends.base import OffsetStore
 from kconsume.backends.kafka import KafkaStore

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 
 from kconsume._event_log import EventLog
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._kafka.commit_metadata import StoreName, note_of
 from kconsume.errors import KconsumeError
 from kconsume.records import Partition

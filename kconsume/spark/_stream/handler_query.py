@@ -18,7 +18,7 @@ import msgspec
 
 from kconsume._event_log import EventLog
 from kconsume._handlers.registration import Registration
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume.errors import ClientFailed, ConfigurationError
 from kconsume.records import Partition
 from kconsume.spark._batch.handler_call import call_of_signature

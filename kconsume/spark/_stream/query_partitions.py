@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from kconsume._config.client_settings import ClientValue
 from kconsume._config.options import StartPolicy
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._kafka.commit_metadata import name_of
 from kconsume._kafka.producer import RelayProducer, relay_settings
 from kconsume._kafka.topic_limits import TopicLimits

@@ -15,7 +15,7 @@ from typing import Literal
 
 import pytest
 
-from kconsume._kafka.admin import Cluster, Committed
+from kconsume._kafka.cluster import Cluster, Committed
 from kconsume._runtime.assignment.claims import Claims
 from kconsume.backends.base import OffsetStore, Position
 from kconsume.backends.capabilities import (

@@ -36,7 +36,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from kconsume._config.client_settings import ClientValue, check_group, connection_settings
-from kconsume._kafka.admin_errors import AWAY, COORDINATOR_ELECTION, no_answer, refusal
+from kconsume._kafka.cluster_errors import AWAY, COORDINATOR_ELECTION, no_answer, refusal
 from kconsume._kafka.topic_limits import TopicLimit
 from kconsume._runtime.deadlines import Deadline
 from kconsume.errors import (
