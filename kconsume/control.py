@@ -18,6 +18,7 @@ from kconsume._runtime.plan import HandlerPlan
 from kconsume._runtime.routing import Wanted
 from kconsume._runtime.supervisor import Supervisor
 from kconsume.errors import ConfigurationError
+from kconsume.ops.health import NOT_RUNNING, Health, health_of
 from kconsume.rebalance.events import Rebalance, Statistics
 from kconsume.rebalance.listeners import Event, Listener, listeners_of, read_listener
 from kconsume.records import Partition
@@ -99,6 +100,15 @@ class RunningControl:
                 if plan.binding is registration.binding:
                     _must_be_free(consumer, plan, topics)
                     consumer.subscribe(plan, Wanted(topics))
+
+    def health(self) -> Health:
+        """Return whether the app is healthy, and the one cause of each partition of this process.
+
+        May be called on any thread. The answer is about a second old at most.
+        """
+        if self._supervisor is None:
+            return NOT_RUNNING
+        return health_of((c.plan.group, c.loop.snapshot, c.loop.failure) for c in self._supervisor.consumers)
 
     # Rebalances
 

@@ -36,7 +36,7 @@ from kconsume.records import Partition
 
 T = TypeVar("T")
 
-_TIMED = (loop, dispatch, commits, transactional, source, partition, partition_trouble)
+_TIMED = (loop, dispatch, claiming, commits, transactional, source, partition, partition_trouble)
 """Modules that ask `time` themselves."""
 
 

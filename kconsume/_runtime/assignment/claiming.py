@@ -14,6 +14,7 @@ owner thread, except `_ask_store`, which runs on the background thread.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, wait
 from functools import partial
@@ -423,7 +424,7 @@ class Claiming:
         # Without an epoch, the claim did not pin the start: the offset is unsaved until it is committed.
         owned.stored = position.next_offset if position.epoch else None
         owned.mirrored = None
-        owned.claim, owned.state = None, State.OPEN
+        owned.claim, owned.state, owned.opened_at = None, State.OPEN, time.monotonic()
         owned.pause_reasons = {"user"} if owned.partition in self._partitions.paused else set()
         if owned.partition in self._claims.unpinned:
             # No record is handled before the start is stored. If the process died after it had handled records, with no

@@ -39,8 +39,8 @@ class OwnedPartition:
 
     __slots__ = (
         "answered", "claim", "claim_tries", "confirmation", "epoch", "handled", "lane", "leader_epoch",
-        "listeners_know", "mirrored", "moved_at", "partition", "pause_reasons", "previous_lane", "progress", "sought",
-        "state", "stored", "topic_id", "trouble",
+        "listeners_know", "mirrored", "moved_at", "opened_at", "partition", "pause_reasons", "previous_lane",
+        "progress", "sought", "state", "stored", "topic_id", "trouble",
     )  # fmt: skip
 
     def __init__(self, partition: Partition, previous_lane: Lane | None = None) -> None:
@@ -61,6 +61,8 @@ class OwnedPartition:
         """The offset that the store is known to have."""
         self.moved_at: float | None = None
         """When the stored offset moved last."""
+        self.opened_at: float | None = None
+        """When its claim succeeded."""
         self.mirrored: int | None = None
         """The offset that the Kafka group is known to have, where the offsets are kept in another store."""
         self.pause_reasons: set[str] = {"claim"}

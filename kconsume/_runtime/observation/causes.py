@@ -94,6 +94,8 @@ def cause_of(owned: OwnedPartition, facts: Facts, now: float) -> Cause:
     if owned.moved_at is not None and now - owned.moved_at < MOVED_RECENTLY:
         return Cause(MOVING, f"the stored offset is {owned.stored}")
     found = {**_conditions(owned, facts), **waits_for(owned, facts)}
+    if not found and owned.opened_at is not None and now - owned.opened_at < MOVED_RECENTLY:
+        return Cause("rebalancing", "its claim has just succeeded, and its first records are fetched")
     return next((Cause(code, found[code]) for code in CODES if code in found), _WITHOUT_ANSWER)
 
 

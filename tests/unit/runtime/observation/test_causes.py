@@ -54,6 +54,11 @@ def moved(seconds_ago: float, owned: OwnedPartition) -> OwnedPartition:
     return owned
 
 
+def opened(seconds_ago: float, owned: OwnedPartition) -> OwnedPartition:
+    owned.opened_at = NOW - seconds_ago
+    return owned
+
+
 @pytest.mark.parametrize(
     ("owned", "facts", "code"),
     [
@@ -79,6 +84,9 @@ def moved(seconds_ago: float, owned: OwnedPartition) -> OwnedPartition:
         (in_state(), {"coordinator_is_lost": True, "is_at_end": True}, "coordinator_lost"),
         (in_state(), {"is_at_end": True}, "caught_up"),
         (in_state(), {}, "broker_unreachable"),
+        (opened(3, in_state()), {}, "rebalancing"),
+        (opened(3, in_state()), {"is_at_end": True}, "caught_up"),
+        (opened(30, in_state()), {}, "broker_unreachable"),
         (moved(3, busy()), {}, "moving"),
         (moved(30, busy()), {}, "handler_running"),
     ],
