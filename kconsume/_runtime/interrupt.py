@@ -107,13 +107,14 @@ class InterruptibleBlock:
             raise Interrupted
 
 
-def _is_entering_or_leaving(frame: FrameType | None) -> bool:
-    if frame is None or frame.f_globals.get("__name__") in _ENTERS_AND_LEAVES:
+def _is_entering_or_leaving(frame: FrameType) -> bool:
+    if frame.f_globals.get("__name__") in _ENTERS_AND_LEAVES:
         return True
-    while frame is not None:
-        if frame.f_code in (InterruptibleBlock.__enter__.__code__, InterruptibleBlock.__exit__.__code__):
+    caller: FrameType | None = frame
+    while caller is not None:
+        if caller.f_code in (InterruptibleBlock.__enter__.__code__, InterruptibleBlock.__exit__.__code__):
             return True
-        frame = frame.f_back
+        caller = caller.f_back
     return False
 
 
@@ -138,7 +139,7 @@ def _handler(code: CodeType, offset: int) -> int | None:
 
 
 def _raise_at_next_instruction(frame: FrameType) -> None:
-    """Raise `Interrupted` in `frame` at its next instruction that has its handlers. A debugger loses its trace."""
+    """Raise `Interrupted` in `frame` at the next instruction that keeps its handlers. Replaces a debugger's tracer."""
 
     def trace(traced: FrameType, event: str, argument: object) -> None:  # noqa: ARG001
         if traced is frame and not _skips_handlers(frame):
