@@ -150,6 +150,53 @@ def test_a_record_that_runs_when_its_partition_is_revoked_is_finished_and_commit
     assert Counter(seen) == Counter(expected), "the running record stays with the old owner, the next goes to the new"
 
 
+@pytest.mark.dense
+def test_a_record_that_fails_while_its_partition_is_given_up_ends_its_consumer_and_does_not_pass(
+    arena: Arena, group: str, sqlite_url: str, protocol: Mapping[str, ClientValue]
+) -> None:
+    """The report of the failure is taken inside the client's callback, where nothing may be raised."""
+    topic = arena.topic(2)
+    seen: list[Seen] = []
+    offsets = store_that_takes_the_last_offset(arena, sqlite_url)
+    one = arena.app(group, offsets, protocol)
+
+    @one.consume(topic, concurrency=2)
+    def handle(record: Record) -> None:
+        lane = owned_partitions(one)[Partition(topic, record.partition)].lane
+        eventually(lambda: lane is None or bool(lane.stop_reasons), what="the revoke")
+        raise LookupError("no depot")
+
+    two = member(arena, "two", topic, group, seen, protocol, offsets)
+    runs, over, failures = threading.Event(), threading.Event(), list[BaseException]()
+
+    def run() -> None:
+        try:
+            with one.running(on_failure=lambda _: None):
+                runs.set()
+                over.wait(120)
+        except LookupError as error:
+            failures.append(error)
+
+    running = threading.Thread(target=run)
+    running.start()
+    try:
+        assert runs.wait(120)
+        eventually(lambda: len(assigned(one)) == 2, what="all assigned")
+        loop = consumer_of(one).loop
+        for partition in range(2):
+            arena.produce(topic, ["first", "after"], partition)
+        eventually(lambda: busy(one) == 2, what="two handlers run")
+        with two.running():
+            eventually(lambda: loop.failure is not None, what="the failure counts")
+            over.set()
+            eventually(lambda: len({s[1:] for s in seen}) == 4, what="the other member has all")
+    finally:
+        over.set()
+        running.join(60)
+    assert [str(error) for error in failures] == ["no depot"]
+    assert Counter(seen) == Counter(Seen("two", p, n) for p in range(2) for n in range(2)), "each once, by the other"
+
+
 class HeldRevoke:
     """The revoke callback of one app: when it has done all that it does, it is held until the test lets it return."""
 
