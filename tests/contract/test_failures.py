@@ -30,7 +30,7 @@ from kconsume.records import Headers
 from kconsume.testing.services import KafkaService
 from tests.contract.test_output import HASTY, everything, stored, texts
 from tests.contract.test_rebalance import assigned
-from tests.fix_arena import Arena
+from tests.fix_arena import IMPATIENT, POLL_INTERVAL, Arena
 from tests.fix_kafka import unique
 from tests.waiting import eventually
 
@@ -256,14 +256,15 @@ def test_control_letters_that_are_not_posted_are_noticed(
 class Held:
     """Two partitions and one worker: a record of partition 0 fails until it is let go."""
 
-    def __init__(self, arena: Arena, group: str, form: str) -> None:
+    def __init__(self, arena: Arena, group: str, form: str, pause: float = 0.3) -> None:
+        """`pause`: seconds between two attempts."""
         self.arena, self.group = arena, group
         self.topic = arena.topic(2)
-        self.app = arena.app(group, kafka={"max.poll.interval.ms": 2000})
+        self.app = arena.app(group, kafka=IMPATIENT)
         self.seen: list[str] = []
         self.attempts: list[tuple[str, int, str]] = []
         self.let_go = False
-        consume(self.app, self.topic, form, self.check, self.seen, concurrency=1, retry=Retry(100, wait=0.3))
+        consume(self.app, self.topic, form, self.check, self.seen, concurrency=1, retry=Retry(100, wait=pause))
 
     def check(self, record: Record) -> None:
         if (text := text_of(record)).startswith("bad"):
@@ -310,8 +311,9 @@ def test_so_does_that_of_a_swift_handler_and_the_group_is_not_left(
     arena: Arena, group: str, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Pace, "FAST", 10.0)  # swift whatever it takes, as on a busy machine
-    held = Held(arena, group, form)
-    held.run(warm_up=2000, waits=8)  # longer than the poll interval
+    waits = 8
+    held = Held(arena, group, form, pause=1.2 * POLL_INTERVAL / waits)  # in all, longer than the poll interval
+    held.run(warm_up=2000, waits=waits)
     if form in ("thread", "batch"):
         assert held.attempts[0][2].startswith(f"kconsume-{group}"), "the owner itself ran it"
 
@@ -415,7 +417,7 @@ def test_a_dead_letter_topic_that_is_missing_holds_the_lane_until_it_is_made(
 ) -> None:
     monkeypatch.setattr(Pace, "FAST", 10.0 if form == "swift" else Pace.FAST)
     source, dead = real.topic(2), unique("dead")
-    app, seen = real.app(group, kafka={**HASTY, "max.poll.interval.ms": 2000}), list[str]()
+    app, seen = real.app(group, kafka={**HASTY, **IMPATIENT}), list[str]()
 
     def check(record: Record) -> None:
         if record.value == b"bad":
@@ -437,7 +439,8 @@ def test_a_dead_letter_topic_that_is_missing_holds_the_lane_until_it_is_made(
         real.produce(source, ["0:after"], 0)
         real.produce(source, ["1:0", "1:1"], 1)
         eventually(lambda: seen[-2:] == ["1:0", "1:1"], what="the other partition flows")
-        eventually(lambda: len(held()) > 1, what="it is tried again")
+        # It waits 1, 2 and 4 s before it is tried again: in all, longer than the poll interval.
+        eventually(lambda: len(held()) > 3, what="it is tried again and again")
         assert "0:after" not in seen
         eventually(lambda: stored(real, group, source) == 5, what="passed up to it, and no further")
         real.topic(1, dead)

@@ -13,7 +13,7 @@ from kconsume._runtime.assignment.partition import OwnedPartition
 from kconsume._runtime.lanes import lending
 from kconsume._runtime.lanes.lending import Lending
 from kconsume._runtime.lanes.pacing import Pace
-from tests.fix_arena import Arena
+from tests.fix_arena import IMPATIENT, POLL_INTERVAL, Arena
 from tests.waiting import eventually
 
 EACH = 3000
@@ -28,7 +28,7 @@ class Scene:
         monkeypatch.setattr(Lending, "_burst", self._marked(Lending._burst))
         self.arena = arena
         self.topic = arena.topic(2)
-        self.app = arena.app(group, kafka={"max.poll.interval.ms": 2000})
+        self.app = arena.app(group, kafka=IMPATIENT)
         self.seen: list[tuple[int, int]] = []
         self.entered, self.release = threading.Event(), threading.Event()
         self.fetchers: list[str] = []
@@ -122,7 +122,7 @@ def test_a_swift_async_handler_that_blocks_the_loop_does_not_stop_polling(scene:
             supervisor = scene.app._supervisor
             assert supervisor is not None
             loop = supervisor.consumers[0].loop
-            for _ in range(3):  # a second each, and the poll interval is two
+            for _ in range(int(POLL_INTERVAL) + 2):  # a second each, which is longer than the poll interval
                 before = loop.snapshot
                 eventually(lambda: loop.snapshot is not before, what="the loop goes on")  # noqa: B023  (used at once)
             assert (0, EACH) not in scene.seen, "still held up"

@@ -9,7 +9,7 @@ import pytest
 from kconsume import App, Record
 from kconsume._runtime.lanes.pacing import Pace
 from kconsume._runtime.ownership import Ownership
-from tests.fix_arena import Arena
+from tests.fix_arena import IMPATIENT, Arena
 from tests.waiting import eventually
 
 EACH = 3000
@@ -18,7 +18,7 @@ EACH = 3000
 def held_up(arena: Arena, group: str) -> tuple[App, list[tuple[int, int]], threading.Event, threading.Event, str]:
     """An app whose handler is swift, until it meets a record that holds it up."""
     topic = arena.topic(2)
-    app = arena.app(group, kafka={"max.poll.interval.ms": 2000})
+    app = arena.app(group, kafka=IMPATIENT)
     seen: list[tuple[int, int]] = []
     entered, release = threading.Event(), threading.Event()
 
