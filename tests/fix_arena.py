@@ -19,8 +19,21 @@ from kconsume._embedded.controls import KafkaControls
 from kconsume._embedded.named_broker import attach
 from tests.fix_kafka import LASTING, Payload, create_topic, delete_topics, produce, unique
 
-# Short enough that a test sees a session end; the embedded broker ends a rebalance only when it nearly has.
 QUICK: Mapping[str, ClientValue] = {"session.timeout.ms": 2000, "heartbeat.interval.ms": 250}
+"""For the embedded broker, which ends a rebalance only when the session nearly has, and for tests that wait for the end
+of a session. Elsewhere sessions are not this short: on a machine that is starved of CPU they end again and again,
+although everybody is alive."""
+STEADY: Mapping[str, ClientValue] = {"session.timeout.ms": 20_000, "heartbeat.interval.ms": 250}
+"""For a real broker, whose rebalances end when all have joined: they are as quick as with `QUICK`, and the session is
+longer than any pause of a starved machine. It is shorter than a test's deadline, because a member whose leaving is not
+heard stays in its group until its session ends."""
+POLL_INTERVAL = 6.0
+"""Seconds of the poll interval of `IMPATIENT`."""
+IMPATIENT: Mapping[str, ClientValue] = {
+    "session.timeout.ms": int(POLL_INTERVAL * 1000),  # the client takes none that is longer than the poll interval
+    "max.poll.interval.ms": int(POLL_INTERVAL * 1000),
+}
+"""For tests whose handlers take longer than the poll interval."""
 
 
 class Arena:
@@ -74,8 +87,9 @@ class Arena:
         return App(self.bootstrap, group=group, offsets=offsets, kafka=self.quick(kafka or {}))
 
     def quick(self, kafka: Mapping[str, ClientValue]) -> dict[str, ClientValue]:
-        """These properties with a short session. Under KIP-848 that is the broker's to say, and said there."""
-        return {**kafka} if protocol_of(kafka) is GroupProtocol.CONSUMER else {**QUICK, **kafka}
+        """These properties with quick rebalances. Under KIP-848 that is the broker's to say, and said there."""
+        session = STEADY if self.embedded is None else QUICK
+        return {**kafka} if protocol_of(kafka) is GroupProtocol.CONSUMER else {**session, **kafka}
 
     def put_out(self, group: str, protocol: Mapping[str, ClientValue]) -> None:
         """The broker ends the membership of all members of a group; each learns at its next heartbeat that it has lost

@@ -306,8 +306,8 @@ class KafkaConsumer:
     def _wake_fetchers(self) -> None:
         """Send each leader a request, to wake the client's thread for it (`FetchWakeup`).
 
-        Brokers answer in milliseconds. After a slow answer no more requests are sent. The timeout must not be short:
-        the client closes the connection to a broker that misses it.
+        Brokers answer in milliseconds. After a slow answer no requests are sent for a while, because the client closes
+        the connection to a broker that misses the timeout.
         """
         assigned = self._consumer.assignment()[: self._wakeup.MAX_PARTITIONS]
         try:
@@ -315,7 +315,7 @@ class KafkaConsumer:
                 elements = [TopicPartition(each.topic, each.partition, 0) for each in assigned]
                 self._consumer.offsets_for_times(elements, timeout=self._wakeup.TIMEOUT)
         except KafkaException:
-            self._wakeup.end()
+            self._wakeup.rest()
 
     def _sorted(self, messages: list[Message]) -> Runs:
         runs = self._fetched.sort(messages)

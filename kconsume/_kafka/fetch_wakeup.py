@@ -6,11 +6,18 @@ broker sleeps for up to a second. Resuming does not wake that thread, but any re
 without such requests, partitions that do not move stood still for 1.0 s in three to six of ten joins; with them, for
 0.2 s at most.
 
+A request that is not answered in time does harm: the client closes the connection to that broker, and the fetches on it
+are lost. Measured with a broker that stood still for 3 s again and again, so that sessions of 2 s ended and each
+rebalance was followed by the next: the first request after each rebalance closed the connection on which the new
+partitions were being fetched. So after such an answer no requests are sent for `REST` seconds, whatever rebalances
+follow.
+
 This file only decides when a request is due; `KafkaConsumer` sends the request.
 """
 
 from __future__ import annotations
 
+import math
 import time
 
 from kconsume._runtime.deadlines import Clock
@@ -25,20 +32,26 @@ class FetchWakeup:
     """Seconds between two requests."""
     TIMEOUT = 1.0
     """Seconds that a broker has for its answer."""
+    REST = 60.0
+    """Seconds without requests after a broker was too slow. Unmoved partitions may then stand still for a second."""
     MAX_PARTITIONS = 64
     """The most partitions that a request names. So many partitions very likely have leaders on all brokers."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._until = self._next = 0.0
+        self._rests_until = -math.inf
 
     def begin(self) -> None:
-        """Start to send requests, because a rebalance has ended."""
-        self._until = self._clock() + self.DURATION
+        """Start to send requests, because a rebalance has ended. Does nothing during a rest."""
+        now = self._clock()
+        if now >= self._rests_until:
+            self._until = now + self.DURATION
 
-    def end(self) -> None:
-        """Send no more requests until the next rebalance."""
+    def rest(self) -> None:
+        """Send nothing for `REST` seconds: a broker was too slow."""
         self._until = 0.0
+        self._rests_until = self._clock() + self.REST
 
     def due(self) -> bool:
         """Return whether a request is to be sent now."""

@@ -14,7 +14,7 @@ from kconsume import App, DeadLetter, Record, RetryTopics
 from kconsume.failures.retry_topics import Moment, RetryChain
 from kconsume.records import Message
 from kconsume.testing.services import KafkaService
-from tests.fix_arena import QUICK
+from tests.fix_arena import STEADY
 from tests.fix_kafka import MakeTopic, produce
 from tests.liveness import assert_app_lives
 from tests.waiting import eventually
@@ -34,7 +34,7 @@ def test_a_clock_that_steps_loses_nothing_and_repeats_nothing(
     source, now, ahead = topic(2), time.time, [0.0]
     monkeypatch.setattr(time, "time", lambda: now() + ahead[0])
     database.execute("create table effects (value text)")
-    app = App(kafka.bootstrap, group=group, offsets=postgres_url, kafka=QUICK)
+    app = App(kafka.bootstrap, group=group, offsets=postgres_url, kafka=STEADY)
 
     @app.consume(source, retry=RetryTopics((0.3,)), on_error=DeadLetter(table="dead"))
     def handle(value: str, record: Record, tx: psycopg.Connection) -> None:
@@ -105,7 +105,7 @@ def step_while_one_waits(
     monkeypatch.setattr(time, "time", lambda: now() + ahead[0])
     monkeypatch.setattr(RetryChain, "seconds_left", look)
     database.execute("create table effects (value text)")
-    app = App(kafka.bootstrap, group=group, offsets=postgres_url, kafka=QUICK)
+    app = App(kafka.bootstrap, group=group, offsets=postgres_url, kafka=STEADY)
 
     @app.consume(source, retry=RetryTopics((DELAY,)), on_error=DeadLetter(table="dead"))
     def handle(value: str, record: Record, tx: psycopg.Connection) -> None:

@@ -12,7 +12,7 @@ from kconsume import App, Partition
 from kconsume.testing.services import KafkaService
 from tests.chaos.effects import PostgresEffects
 from tests.chaos.fleet import Work, fleet
-from tests.fix_arena import QUICK
+from tests.fix_arena import STEADY
 from tests.fix_kafka import MakeTopic
 from tests.liveness import assert_app_lives, causes_of, publish, published, write_one_each
 from tests.waiting import eventually
@@ -22,7 +22,7 @@ def test_a_partition_that_is_paused_or_held_is_reported_with_its_cause(
     kafka: KafkaService, topic: MakeTopic, group: str, sqlite_url: str, tmp_path: Path
 ) -> None:
     name, bad = topic(3), [True]
-    app = App(kafka.bootstrap, group=group, offsets=sqlite_url, kafka=QUICK)
+    app = App(kafka.bootstrap, group=group, offsets=sqlite_url, kafka=STEADY)
 
     @app.consume(name, on_error="hold")
     def handle(value: str) -> None:

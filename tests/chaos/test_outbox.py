@@ -28,7 +28,7 @@ from tests.chaos.log import offsets_in, read_log
 from tests.chaos.phases import Phase
 from tests.chaos.test_zombie import REFUSED, freeze_in_between
 from tests.contract.test_output import everything
-from tests.fix_arena import QUICK
+from tests.fix_arena import STEADY
 from tests.fix_kafka import MakeTopic, create_topic, produce, unique
 from tests.liveness import assert_app_lives
 from tests.waiting import eventually
@@ -130,7 +130,8 @@ def test_a_broker_that_goes_while_the_outbox_fills_leaves_no_gap(effects_of: Eff
         for name in (source, target):
             create_topic(admin, name, 1)
         produce(kafka.bootstrap, source, (str(n) for n in range(6_000)), partition=0, gaps=True)
-        app, gate, most = App(kafka.bootstrap, group=group, offsets=effects.offsets, kafka=QUICK), threading.Event(), []
+        app = App(kafka.bootstrap, group=group, offsets=effects.offsets, kafka=STEADY)
+        gate, most = threading.Event(), list[int]()
 
         @app.consume(source, to=target, chunk=20)
         def handle(value: str, record: Record, tx: sqlite3.Connection) -> Outgoing:
@@ -207,7 +208,7 @@ def check_each_is_taken_once(brokers: str, target: str, effects: Effects, record
     """By an app that reads what was sent, and drops repeats, into a table of its own."""
     look = looker(effects)
     look("create table taken (value text)")
-    app = App(brokers, group=unique("taker"), offsets=effects.offsets, kafka=QUICK)
+    app = App(brokers, group=unique("taker"), offsets=effects.offsets, kafka=STEADY)
 
     def take(value: str, tx: sqlite3.Connection) -> None:
         tx.execute("insert into taken values (?)", (value,))

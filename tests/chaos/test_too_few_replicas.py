@@ -14,7 +14,7 @@ from tests.chaos.brokers import another, create
 from tests.chaos.form import TIMEOUT
 from tests.contract.test_outbox import alter
 from tests.contract.test_output import stored, texts
-from tests.fix_arena import QUICK, Arena
+from tests.fix_arena import STEADY, Arena
 from tests.fix_kafka import unique
 from tests.liveness import assert_app_lives
 from tests.waiting import eventually
@@ -30,7 +30,7 @@ def test_a_dead_letter_waits_for_the_replicas_that_its_topic_asks_for_and_nothin
     source, dead, group = unique("source"), unique("dead"), unique("group")
     with LocalKafka() as first, alone(first, source, group) as arena, another(first) as second:
         create(arena.admin, dead, [[1, 2]], {"min.insync.replicas": "2"})
-        app, seen = App(first.bootstrap, group=group, kafka={**QUICK, "message.timeout.ms": 2000}), list[str]()
+        app, seen = App(first.bootstrap, group=group, kafka={**STEADY, "message.timeout.ms": 2000}), list[str]()
 
         @app.consume(source, on_error=DeadLetter(dead))
         def handle(value: str, record: Record) -> None:

@@ -17,7 +17,7 @@ from kconsume.backends import open_store
 from kconsume.errors import ConfigurationError, StoreError
 from kconsume.testing.services import KafkaService
 from tests.chaos.effects import PostgresEffects, RedisEffects
-from tests.fix_arena import QUICK
+from tests.fix_arena import STEADY
 from tests.fix_kafka import MakeTopic, produce
 from tests.liveness import assert_app_lives, causes_of
 from tests.waiting import eventually
@@ -72,7 +72,7 @@ def test_offsets_that_are_gone_hold_their_partitions_until_a_user_decides(
     store, _, _ = wipe.partition("-")
     url = request.getfixturevalue(f"{store}_url")
     effects = PostgresEffects(url) if store == "postgres" else RedisEffects(url)
-    app, name = App(kafka.bootstrap, group=group, offsets=url, kafka=QUICK), topic(PARTITIONS)
+    app, name = App(kafka.bootstrap, group=group, offsets=url, kafka=STEADY), topic(PARTITIONS)
     places = [Partition(name, number) for number in range(PARTITIONS)]
 
     def insert(record: Record, tx: psycopg.Connection) -> None:
@@ -111,7 +111,7 @@ def test_tables_that_are_gone_end_the_process_and_the_next_one_skips_nothing(
     effects, name = PostgresEffects(postgres_url), topic(1)
 
     def member() -> App:
-        app = App(kafka.bootstrap, group=group, offsets=postgres_url, kafka=QUICK)
+        app = App(kafka.bootstrap, group=group, offsets=postgres_url, kafka=STEADY)
 
         @app.consume(name, start="latest")
         def insert(record: Record, tx: psycopg.Connection) -> None:

@@ -24,7 +24,7 @@ from kconsume._runtime.lanes.event_loop import AsyncLanes
 from kconsume._runtime.lanes.lane import Chunk, Lane
 from kconsume.backends import SqliteStore, open_store
 from kconsume.errors import ConfigurationError, ResourceFailed
-from tests.fix_arena import QUICK, Arena, told_to_stop
+from tests.fix_arena import Arena, told_to_stop
 from tests.waiting import eventually
 
 LONG = 60.0
@@ -817,7 +817,7 @@ def test_an_owner_that_ends_after_it_was_given_up_leaves_no_thread_behind(
     arena: Arena, group: str, sqlite_url: str, nothing_left: None
 ) -> None:
     topic, entered, may_end = arena.topic(1), threading.Event(), threading.Event()
-    app = App(arena.bootstrap, group=group, offsets=sqlite_url, kafka=QUICK, shutdown=1)
+    app = App(arena.bootstrap, group=group, offsets=sqlite_url, kafka=arena.quick({}), shutdown=1)
 
     @app.consume(topic, executor="inline")
     def handle(value: str) -> None:
@@ -977,7 +977,7 @@ def test_what_a_slow_handler_has_not_begun_is_bounded_whatever_the_lag(arena: Ar
     topic, memory = arena.topic(2), 500_000
     for partition in range(2):
         arena.produce(topic, (b"x" * 100 for _ in range(20_000)), partition)
-    app = App(arena.bootstrap, group=group, kafka=QUICK, memory=memory)
+    app = App(arena.bootstrap, group=group, kafka=arena.quick({}), memory=memory)
     most, calls = 0, 0
 
     @app.consume(topic)
@@ -1165,8 +1165,7 @@ SERVICE = """
     from kconsume import App, Partition
 
     bootstrap, topic, group = sys.argv[1:]
-    quick = {{"session.timeout.ms": 2000, "heartbeat.interval.ms": 250}}
-    app = App(bootstrap, group=group, kafka=quick, shutdown={shutdown})
+    app = App(bootstrap, group=group, kafka={kafka}, shutdown={shutdown})
 
     @app.consume(topic)
     async def handle(value: str) -> None:
@@ -1196,7 +1195,8 @@ def test_sigterm_drains_async_handlers_and_the_exit_code_says_how_it_went(
 ) -> None:
     topic = arena.topic(1)
     arena.produce(topic, ["a", "b"], 0)
-    (tmp_path / "service.py").write_text(textwrap.dedent(SERVICE.format(body=body, shutdown=4 if code == 3 else 30)))
+    service = SERVICE.format(kafka=arena.quick({}), body=body, shutdown=4 if code == 3 else 30)
+    (tmp_path / "service.py").write_text(textwrap.dedent(service))
     process = subprocess.Popen(
         [sys.executable, "service.py", arena.bootstrap, topic, group],
         cwd=tmp_path,
@@ -1225,4 +1225,4 @@ class Prices: ...
 
 def short(arena: Arena, group: str, offsets: str = "kafka://") -> App:
     """An app with little time to stop."""
-    return App(arena.bootstrap, group=group, offsets=offsets, kafka=QUICK, shutdown=3)
+    return App(arena.bootstrap, group=group, offsets=offsets, kafka=arena.quick({}), shutdown=3)

@@ -19,7 +19,7 @@ from kconsume._runtime.assignment.partition import OwnedPartition
 from kconsume._runtime.lanes.batching import BatchBuffer
 from kconsume.backends import SqliteStore
 from kconsume.errors import UnreadableBatch
-from tests.fix_arena import QUICK, Arena
+from tests.fix_arena import IMPATIENT, Arena
 from tests.unit.fakes import FakeMessage
 from tests.waiting import eventually
 
@@ -278,7 +278,7 @@ def test_a_fence_met_by_a_gathered_batch_undoes_it_and_it_is_handled_once_under_
 
 def test_huge_records_are_not_gathered_without_end(arena: Arena, group: str) -> None:
     topic, count = arena.topic(2), list[int]()
-    app = App(arena.bootstrap, group=group, kafka=dict(QUICK), memory=2_000_000)
+    app = App(arena.bootstrap, group=group, kafka=arena.quick({}), memory=2_000_000)
 
     @app.consume(topic, batch=Batching(1_000_000, wait=LONG))
     def handle(batch: Batch) -> None:
@@ -297,7 +297,7 @@ def test_huge_records_are_not_gathered_without_end(arena: Arena, group: str) -> 
 
 def fast_batches(arena: Arena, group: str) -> tuple[App, str, list[Seen], threading.Event, threading.Event]:
     topic, seen = arena.topic(2), list[Seen]()
-    app = arena.app(group, kafka={"max.poll.interval.ms": 2000})
+    app = arena.app(group, kafka=IMPATIENT)
     entered, release = threading.Event(), threading.Event()
 
     @app.consume(topic, batch=Batching(50, wait=0.05))

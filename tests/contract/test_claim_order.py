@@ -27,7 +27,7 @@ from kconsume.backends.base import ClaimTerms, Start
 from kconsume.backends.claim import ClaimResults, granted
 from kconsume.errors import ConfigurationError, Fenced
 from kconsume.testing.services import KafkaService
-from tests.fix_arena import PROTOCOLS, QUICK
+from tests.fix_arena import PROTOCOLS, STEADY
 from tests.fix_kafka import MakeTopic, produce
 from tests.waiting import eventually
 
@@ -103,7 +103,7 @@ def fencings(caplog: pytest.LogCaptureFixture) -> int:
 
 
 def quick(protocol: Kafka) -> Kafka:
-    return protocol if "group.protocol" in protocol else {**QUICK, **protocol}
+    return protocol if "group.protocol" in protocol else {**STEADY, **protocol}
 
 
 def test_a_row_keeps_the_generation_of_its_owner_and_each_new_member_has_a_later_one(
@@ -158,10 +158,10 @@ def test_rows_of_another_cluster_with_later_generations_are_taken_over(
     offsets = f"sqlite:///{tmp_path / 'shop.db'}" if kind == "sqlite" else request.getfixturevalue(f"{kind}_url")
     shop = Shop(kafka.bootstrap, topic(1), group, offsets)
     shop.claimed_before(1_000_000)
-    after = shop.handles("a", QUICK)
+    after = shop.handles("a", STEADY)
     assert 0 < (after.generation or 0) < 1_000_000
     assert (refusals(caplog), fencings(caplog)) == (1, 0)
-    shop.handles("b", QUICK)
+    shop.handles("b", STEADY)
     assert refusals(caplog) == 1, "its generations count from here"
 
 
@@ -171,7 +171,7 @@ def test_one_partition_that_is_refused_leaves_the_others_of_its_claim_alone(
     name, seen = topic(2), list[str]()
     shop = Shop(kafka.bootstrap, name, group, postgres_url)
     shop.claimed_before(1_000_000)
-    app = App(kafka.bootstrap, group=group, offsets=postgres_url, kafka=QUICK)
+    app = App(kafka.bootstrap, group=group, offsets=postgres_url, kafka=STEADY)
 
     @app.consume(name)
     def note(value: str) -> None:
@@ -215,7 +215,7 @@ def a_claim_that_waits_leaves_out_what_went(
     name, store, seen = topic(2), SlowToLook(), dict[str, list[str]](slow=[], swift=[])
 
     def member(who: str) -> App:
-        app = App(kafka.bootstrap, group=group, offsets=store, kafka=QUICK, startup=0)
+        app = App(kafka.bootstrap, group=group, offsets=store, kafka=STEADY, startup=0)
 
         @app.consume(name)
         def note(value: str) -> None:
@@ -284,7 +284,7 @@ def test_control_if_the_generation_counted_after_the_confirmation_too_they_are_n
     monkeypatch.setattr(Claims, "take_over", take_over)
     monkeypatch.setattr("kconsume._runtime.assignment.claiming._BACKOFF_MOST", 0.1)
     shop.claimed_before(1_000_000)
-    app = App(shop.bootstrap, group=shop.group, offsets=shop.offsets, kafka=QUICK, startup=0)  # it never has its claim
+    app = App(shop.bootstrap, group=shop.group, offsets=shop.offsets, kafka=STEADY, startup=0)  # it never has its claim
     seen: list[str] = []
 
     @app.consume(shop.topic)
@@ -298,7 +298,7 @@ def test_control_if_the_generation_counted_after_the_confirmation_too_they_are_n
 
 
 def test_a_seek_of_the_owner_is_no_late_claim(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
-    app = App(shop.bootstrap, group=shop.group, offsets=shop.offsets, kafka=QUICK)
+    app = App(shop.bootstrap, group=shop.group, offsets=shop.offsets, kafka=STEADY)
     seen: list[str] = []
 
     @app.consume(shop.topic)

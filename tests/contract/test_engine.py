@@ -21,7 +21,7 @@ from kconsume._runtime.lanes.backpressure import RECORD_OVERHEAD
 from kconsume._runtime.lanes.lane import Lane
 from kconsume.backends import MemoryStore, PostgresStore, SqliteStore, open_store
 from kconsume.errors import OffsetOutOfRange, StartRequired, TopicNotFound, TopicRecreated
-from tests.fix_arena import Arena
+from tests.fix_arena import IMPATIENT, POLL_INTERVAL, Arena
 from tests.waiting import eventually
 
 
@@ -509,12 +509,13 @@ def test_a_zombie_is_fenced_and_goes_on_only_when_the_broker_confirms_it(
 def test_a_slow_handler_is_never_evicted(arena: Arena, group: str) -> None:
     topic = arena.topic(1)
     arena.produce(topic, ["slow", "next"], 0)
-    app, seen = arena.app(group, kafka={"max.poll.interval.ms": 2000}), []
+    app, seen = arena.app(group, kafka=IMPATIENT), []
 
     @app.consume(topic)
     def handle(value: str) -> None:
         began = time.monotonic()
-        eventually(lambda: value != "slow" or time.monotonic() - began > 3.5, what="longer than the poll interval")
+        longer = POLL_INTERVAL + 1.5
+        eventually(lambda: value != "slow" or time.monotonic() - began > longer, what="longer than the poll interval")
         seen.append(value)
 
     app.catch_up(idle=0.2)
@@ -571,7 +572,7 @@ def test_control_with_the_default_memory_more_is_in_flight(arena: Arena, group: 
 def test_memory_store_outlives_a_run_of_the_app(arena: Arena, group: str) -> None:
     topic = arena.topic(1)
     store = MemoryStore()
-    app = App(arena.bootstrap, group=group, offsets=store, kafka={"session.timeout.ms": 2000})
+    app = App(arena.bootstrap, group=group, offsets=store, kafka=arena.quick({}))
 
     @app.consume(topic)
     def handle(value: str) -> None: ...

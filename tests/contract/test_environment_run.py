@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, TopicPartition
 from kconsume import App, Batch, Batching, Partition, Rate, Record, Router
 from kconsume.backends import open_store
 from kconsume.errors import ConfigurationError, InvalidHandler
-from tests.fix_arena import QUICK, Arena
+from tests.fix_arena import Arena
 from tests.fix_kafka import unique
 from tests.waiting import eventually
 
@@ -79,13 +79,16 @@ def test_brokers_group_offsets_and_client_properties(
         BROKERS=arena.bootstrap,
         GROUP=group,
         OFFSETS=sqlite_url,
-        KAFKA_SESSION_TIMEOUT_MS=2000,
+        KAFKA_SESSION_TIMEOUT_MS=arena.quick({})["session.timeout.ms"],
         KAFKA_HEARTBEAT_INTERVAL_MS=250,
     )
     app = App(NOWHERE, group="not-this-one", offsets="memory://", kafka={"session.timeout.ms": 45_000})
     seen = collecting(app, topic)
     (plan,) = app.plans()
-    assert (plan.settings["session.timeout.ms"], plan.settings["heartbeat.interval.ms"]) == ("2000", "250")
+    assert (plan.settings["session.timeout.ms"], plan.settings["heartbeat.interval.ms"]) == (
+        str(arena.quick({})["session.timeout.ms"]),
+        "250",
+    )
     report = app.catch_up(idle=0.2)
     assert len(seen) == 10
     assert report.committed == {Partition(topic, 0): 10}
@@ -97,7 +100,7 @@ def test_the_code_may_say_nothing_of_brokers_and_group(
 ) -> None:
     topic = fed(arena)
     say(monkeypatch, BROKERS=arena.bootstrap, GROUP=group)
-    app = App(kafka=dict(QUICK))
+    app = App(kafka=arena.quick({}))
     seen = collecting(app, topic)
     app.catch_up(idle=0.2)
     assert len(seen) == 10
@@ -110,7 +113,7 @@ def test_shutdown(arena: Arena, group: str, tmp_path: Path) -> None:
     program.write_text(
         f"import time\n"
         f"from kconsume import App\n"
-        f"app = App({arena.bootstrap!r}, group={group!r}, kafka={dict(QUICK)!r}, shutdown=3600.0)\n"
+        f"app = App({arena.bootstrap!r}, group={group!r}, kafka={arena.quick({})!r}, shutdown=3600.0)\n"
         f"@app.consume({topic!r})\n"
         f"def handle(value: str) -> None:\n"
         f"    print('begun', flush=True)\n"
@@ -138,7 +141,7 @@ def test_memory(arena: Arena, group: str, monkeypatch: pytest.MonkeyPatch) -> No
     topic, sizes = arena.topic(1), list[int]()
     arena.produce(topic, [b"x" * 50_000] * 40, 0)
     say(monkeypatch, MEMORY="100k")
-    app = App(arena.bootstrap, group=group, kafka=dict(QUICK), memory=1 << 30)
+    app = App(arena.bootstrap, group=group, kafka=arena.quick({}), memory=1 << 30)
 
     @app.consume(topic, batch=Batching(1000, wait=60.0))
     def handle(batch: Batch) -> None:

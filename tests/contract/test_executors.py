@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kconsume import App, BatchError, Batching, Partition
-from tests.fix_arena import QUICK, Arena, told_to_stop
+from tests.fix_arena import IMPATIENT, POLL_INTERVAL, Arena, told_to_stop
 from tests.waiting import eventually
 
 EXECUTORS = ["thread", "inline", "async", "batch", "async batch"]
@@ -253,12 +253,12 @@ def test_a_zombie_s_writes_are_undone(arena: Arena, group: str, sqlite_url: str,
 def test_a_slow_handler_is_not_evicted(arena: Arena, group: str, executor: str) -> None:
     topic = arena.topic(1)
     arena.produce(topic, ["a"], 0)
-    app = arena.app(group, kafka={**QUICK, "max.poll.interval.ms": 2000})
+    app = arena.app(group, kafka=IMPATIENT)
     calls: list[str] = []
 
     def handle(value: str, tx: sqlite3.Connection | None) -> None:
         calls.append(value)
-        time.sleep(4)  # the point of the test: longer than the poll interval
+        time.sleep(POLL_INTERVAL + 2)  # the point of the test: longer than the poll interval
 
     consume(app, topic, executor, handle)
     report = app.catch_up(idle=0.2)

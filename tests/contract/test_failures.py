@@ -29,7 +29,7 @@ from kconsume.records import Headers
 from kconsume.testing.services import KafkaService
 from tests.contract.test_output import HASTY, everything, stored, texts
 from tests.contract.test_rebalance import assigned
-from tests.fix_arena import Arena
+from tests.fix_arena import IMPATIENT, POLL_INTERVAL, Arena
 from tests.fix_kafka import unique
 from tests.waiting import eventually
 
@@ -255,14 +255,15 @@ def test_control_letters_that_are_not_posted_are_noticed(
 class Held:
     """Two partitions and one worker: a record of partition 0 fails until it is let go."""
 
-    def __init__(self, arena: Arena, group: str, form: str) -> None:
+    def __init__(self, arena: Arena, group: str, form: str, pause: float = 0.3) -> None:
+        """`pause`: seconds between two attempts."""
         self.arena, self.group = arena, group
         self.topic = arena.topic(2)
-        self.app = arena.app(group, kafka={"max.poll.interval.ms": 2000})
+        self.app = arena.app(group, kafka=IMPATIENT)
         self.seen: list[str] = []
         self.attempts: list[int] = []
         self.let_go = False
-        consume(self.app, self.topic, form, self.check, self.seen, concurrency=1, retry=Retry(100, wait=0.3))
+        consume(self.app, self.topic, form, self.check, self.seen, concurrency=1, retry=Retry(100, wait=pause))
 
     def check(self, record: Record) -> None:
         if (text := text_of(record)).startswith("bad"):
@@ -306,7 +307,9 @@ def test_a_record_that_waits_for_its_next_attempt_holds_its_own_partition_only(
 
 @pytest.mark.parametrize("form", FORMS)
 def test_so_does_that_of_a_fast_handler_and_the_group_is_not_left(arena: Arena, group: str, form: str) -> None:
-    Held(arena, group, form).run(warm_up=2000, waits=8)  # longer than the poll interval
+    waits = 8
+    held = Held(arena, group, form, pause=1.2 * POLL_INTERVAL / waits)  # in all, longer than the poll interval
+    held.run(warm_up=2000, waits=waits)
 
 
 def test_control_a_worker_that_sleeps_until_the_next_attempt_is_noticed(
@@ -406,7 +409,7 @@ def test_a_dead_letter_topic_that_is_missing_holds_the_lane_until_it_is_made(
     real: Arena, group: str, form: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, dead = real.topic(2), unique("dead")
-    app, seen = real.app(group, kafka={**HASTY, "max.poll.interval.ms": 2000}), list[str]()
+    app, seen = real.app(group, kafka={**HASTY, **IMPATIENT}), list[str]()
 
     def check(record: Record) -> None:
         if record.value == b"bad":
@@ -428,7 +431,8 @@ def test_a_dead_letter_topic_that_is_missing_holds_the_lane_until_it_is_made(
         real.produce(source, ["0:after"], 0)
         real.produce(source, ["1:0", "1:1"], 1)
         eventually(lambda: seen[-2:] == ["1:0", "1:1"], what="the other partition flows")
-        eventually(lambda: len(held()) > 1, what="it is tried again")
+        # It waits 1, 2 and 4 s before it is tried again: in all, longer than the poll interval.
+        eventually(lambda: len(held()) > 3, what="it is tried again and again")
         assert "0:after" not in seen
         eventually(lambda: stored(real, group, source) == 5, what="passed up to it, and no further")
         real.topic(1, dead)

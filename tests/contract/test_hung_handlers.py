@@ -14,7 +14,7 @@ from kconsume._runtime.lanes.lane import Lane
 from kconsume.backends import open_store
 from kconsume.errors import TooManyFailures
 from kconsume.testing.services import KafkaService
-from tests.fix_arena import QUICK
+from tests.fix_arena import STEADY
 from tests.fix_kafka import MakeTopic, produce
 from tests.liveness import assert_app_lives
 from tests.waiting import eventually
@@ -31,7 +31,7 @@ class Shop:
         self.hangs, self.end = threading.Event(), threading.Event()
         self.bootstrap, self.group = kafka.bootstrap, group
         self.offsets = open_store(offsets, brokers=kafka.bootstrap)  # `memory://` is looked at by the store itself
-        self.app = App(kafka.bootstrap, group=group, offsets=self.offsets, kafka=QUICK, shutdown=2.0)
+        self.app = App(kafka.bootstrap, group=group, offsets=self.offsets, kafka=STEADY, shutdown=2.0)
         produce(kafka.bootstrap, self.topic, VALUES, partition=0)
 
     def handle(self, value: str) -> None:

@@ -20,6 +20,7 @@ from confluent_kafka import KafkaError, Producer
 from redis.client import Pipeline
 
 from kconsume import App, Partition
+from kconsume._config.client_settings import ClientValue
 from kconsume._embedded.controls import KafkaControls
 from kconsume._kafka.consumer import StartAt
 from kconsume._runtime.assignment.claiming import Claiming
@@ -30,7 +31,7 @@ from kconsume.backends import MemoryStore, Position, open_store
 from kconsume.backends.base import Positions
 from kconsume.errors import Fenced
 from kconsume.testing.services import KafkaService
-from tests.fix_arena import QUICK
+from tests.fix_arena import QUICK, STEADY
 from tests.fix_kafka import MakeTopic, produce, unique
 from tests.liveness import assert_app_lives
 from tests.waiting import eventually
@@ -56,7 +57,7 @@ def stored(offsets: str, group: str, topic: str, brokers: str = "") -> int | Non
 
 
 def app_on(kafka: KafkaService, group: str, offsets: str) -> App:
-    return App(kafka.bootstrap, group=group, offsets=offsets, kafka=QUICK)
+    return App(kafka.bootstrap, group=group, offsets=offsets, kafka=STEADY)
 
 
 def two_writers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,11 +304,12 @@ def a_late_refusal_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     go_and_return: Callable[[App], None],
+    session: Mapping[str, ClientValue] = STEADY,
 ) -> None:
     """The answer comes when the partition is assigned anew, ahead of its new claim: when the owner thread sees it, the
     partition is open."""
     seen, store, take_up = list[str](), LateRefusal(), Claiming.claim_new
-    app = App(bootstrap, group=group, offsets=store, kafka=QUICK, shutdown=3.0)
+    app = App(bootstrap, group=group, offsets=store, kafka=session, shutdown=3.0)
 
     def assigned_anew(claiming: Claiming, new: Mapping[Partition, OwnedPartition]) -> Mapping[Partition, StartAt]:
         if store.begun.is_set() and Partition(name, 0) in new:
@@ -360,7 +362,7 @@ def test_nor_does_one_of_an_assignment_that_was_lost(
     def go_and_return(_: App) -> None:
         embedded.fail_next("Heartbeat", KafkaError.UNKNOWN_MEMBER_ID)
 
-    a_late_refusal_changes_nothing(embedded.bootstrap, name, group, monkeypatch, caplog, go_and_return)
+    a_late_refusal_changes_nothing(embedded.bootstrap, name, group, monkeypatch, caplog, go_and_return, QUICK)
 
 
 def test_control_where_receipts_are_not_compared_with_what_is_in_charge_it_does(

@@ -28,7 +28,7 @@ from kconsume._kafka.producer import Producer
 from kconsume.backends import open_store
 from kconsume.errors import ConfigurationError, InvalidHandler, SendFailed
 from kconsume.testing.services import KafkaService, LocalKafka
-from tests.fix_arena import QUICK, Arena
+from tests.fix_arena import Arena
 from tests.fix_kafka import create_topic, produce, unique
 from tests.waiting import eventually
 
@@ -235,7 +235,7 @@ def test_killed_between_the_confirmation_and_the_commit_repeats_and_never_loses(
         f"from kconsume import App\n"
         f"from kconsume._runtime import loop\n"
         f"loop.COMMIT_EVERY = 3600.0\n"
-        f"app = App({arena.bootstrap!r}, group={group!r}, kafka={dict(QUICK)!r})\n"
+        f"app = App({arena.bootstrap!r}, group={group!r}, kafka={arena.quick({})!r})\n"
         f"@app.consume({source!r}, to={out!r})\n"
         f"def handle(value: str) -> str:\n"
         f"    return value\n"
@@ -248,6 +248,8 @@ def test_killed_between_the_confirmation_and_the_commit_repeats_and_never_loses(
         process.kill()
         process.wait(10)
     assert stored(arena, group, source) in (None, 0)
+    if arena.embedded is None:
+        arena.put_out(group, {})  # or the group would wait for the end of its session
     app = arena.app(group)
 
     @app.consume(source, to=out)
@@ -395,7 +397,7 @@ def test_a_program_that_cannot_send_ends_with_exit_code_1_and_one_sentence(
     program = tmp_path / "nowhere.py"
     program.write_text(
         f"from kconsume import App\n"
-        f"app = App({real.bootstrap!r}, group={group!r}, kafka={ {**QUICK, **HASTY}!r})\n"
+        f"app = App({real.bootstrap!r}, group={group!r}, kafka={real.quick(HASTY)!r})\n"
         f"@app.consume({source!r}, to='nowhere', on_error='skip')\n"
         f"def handle(value: str) -> str:\n"
         f"    return value\n"

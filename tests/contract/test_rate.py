@@ -14,7 +14,7 @@ import pytest
 
 from kconsume import App, BatchError, Batching, Partition, Rate
 from kconsume._handlers.rate import Limiter
-from tests.fix_arena import QUICK, Arena
+from tests.fix_arena import IMPATIENT, POLL_INTERVAL, Arena
 from tests.waiting import eventually
 
 EXECUTORS = ["thread", "async", "batch", "async batch"]
@@ -145,7 +145,7 @@ def test_a_stop_while_it_waits_ends_promptly_and_what_has_not_begun_is_left(
 ) -> None:
     topic, seen = arena.topic(1), list[int]()
     arena.produce(topic, ["x"] * 30, 0)
-    app = App(arena.bootstrap, group=group, kafka=dict(QUICK), shutdown=60.0)
+    app = App(arena.bootstrap, group=group, kafka=arena.quick({}), shutdown=60.0)
     consume(app, topic, executor, seen.append, rate=Rate(7, per=3600.0))
     with app.running():
         eventually(lambda: sum(seen) == 7, what="as many as the rate allows")
@@ -161,9 +161,8 @@ def test_a_stop_while_it_waits_ends_promptly_and_what_has_not_begun_is_left(
 def test_waiting_for_the_rate_costs_neither_the_membership_nor_a_hand_over(arena: Arena, group: str) -> None:
     topic, seen = arena.topic(2), list[int]()
     arena.fill(topic, 3, partitions=2)
-    kafka = {**QUICK, "max.poll.interval.ms": 2000}
-    one, two = arena.app(group, kafka=kafka), arena.app(group, kafka=kafka)
-    consume(one, topic, "thread", seen.append, rate=Rate(1, per=3.0))
+    one, two = arena.app(group, kafka=IMPATIENT), arena.app(group, kafka=IMPATIENT)
+    consume(one, topic, "thread", seen.append, rate=Rate(1, per=POLL_INTERVAL + 1.0))
     consume(two, topic, "thread", seen.append)
     with ExitStack() as stack:
         stack.enter_context(one.running())

@@ -24,7 +24,7 @@ from kconsume.errors import ConfigurationError, GroupRefused
 from kconsume.testing import EmbeddedKafka
 from kconsume.testing.services import LocalKafka
 from tests.contract.test_rebalance import owned_partitions
-from tests.fix_arena import PROTOCOLS, Arena
+from tests.fix_arena import IMPATIENT, POLL_INTERVAL, PROTOCOLS, QUICK, Arena
 from tests.fix_kafka import await_partitions, produce, unique
 from tests.liveness import assert_app_lives
 from tests.waiting import eventually
@@ -170,7 +170,8 @@ def test_the_partitions_of_a_member_that_is_killed_come_to_the_survivor_with_all
     members, topic = Members(arena, group, protocol), arena.topic(4)
     survivor = members.member("survivor", topic)
     (tmp_path / "victim.py").write_text(VICTIM)
-    kafka = [f"{name}={value}" for name, value in arena.quick(protocol).items()]
+    session = {} if protocol == PROTOCOLS["consumer"] else QUICK
+    kafka = [f"{name}={value}" for name, value in {**session, **protocol}.items()]
     with survivor.running():
         eventually(lambda: has(survivor) == every(topic, 4), what="the survivor has all")
         victim = subprocess.Popen(
@@ -193,7 +194,9 @@ def test_the_partitions_of_a_member_that_is_killed_come_to_the_survivor_with_all
 def test_a_handler_that_is_slower_than_the_poll_interval_costs_no_membership(
     arena: Arena, group: str, protocol: Kafka
 ) -> None:
-    limit: Kafka = {**protocol, "max.poll.interval.ms": 2000}
+    limit: Kafka = {**IMPATIENT, **protocol}
+    if protocol == PROTOCOLS["consumer"]:
+        limit = {name: value for name, value in limit.items() if name != "session.timeout.ms"}  # the broker has it
     members, topic = Members(arena, group, limit), arena.topic(2)
     slow, other = arena.app(group, kafka=limit), members.member("other", topic)
     busy: list[str] = []
@@ -201,7 +204,7 @@ def test_a_handler_that_is_slower_than_the_poll_interval_costs_no_membership(
     @slow.consume(topic)
     def handle(value: str) -> None:
         busy.append(value)
-        time.sleep(3.5)  # beyond the limit and the session: what the test is about
+        time.sleep(POLL_INTERVAL + 1.5)  # beyond the limit and the session: what the test is about
         members.seen.append(Seen("slow", topic, value))
 
     with slow.running(), other.running(), ExitStack() as stack:

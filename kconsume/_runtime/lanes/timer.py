@@ -45,7 +45,9 @@ class LaneTimer:
 
     def _run(self) -> None:
         with self._changed:
-            while self._due or self._changed.wait(self.IDLE_SECONDS):
+            # `wait_for` looks at the heap again when its time is over: `wake` may take the lock between the timeout of
+            # a wait and its return. A lane that is overlooked then would wait until the next call of `wake`.
+            while self._changed.wait_for(lambda: self._due, self.IDLE_SECONDS):
                 if (left := self._due[0][0] - time.monotonic()) > 0:
                     self._changed.wait(left)
                 else:

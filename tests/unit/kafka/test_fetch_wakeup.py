@@ -52,5 +52,20 @@ def test_who_does_not_answer_is_not_asked_again() -> None:
     wakeup = FetchWakeup(watch)
     wakeup.begin()
     assert wakeup.due()
-    wakeup.end()
+    wakeup.rest()
     assert times(wakeup, watch, 5) == []
+
+
+def test_who_does_not_answer_is_not_asked_after_the_next_rebalances_either_until_the_rest_is_over() -> None:
+    """Each request that is not answered closes the connection on which partitions are fetched."""
+    watch = Watch()
+    wakeup = FetchWakeup(watch)
+    wakeup.begin()
+    assert wakeup.due()
+    wakeup.rest()
+    for _ in range(5):
+        wakeup.begin()
+        assert times(wakeup, watch, 5) == []
+    watch.now += FetchWakeup.REST
+    wakeup.begin()
+    assert len(times(wakeup, watch, 2)) > 5

@@ -57,3 +57,21 @@ def test_the_thread_ends_when_nothing_comes_and_the_next_one_starts_another(monk
         alarm.wake(cast(Lane, "one"), 0.0)
         woken.get(timeout=30)
         eventually(lambda: threads("kconsume-lingers") == 0, what="its thread has ended")
+
+
+def test_a_lane_that_comes_while_the_idle_wait_times_out_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    woken: Woken = SimpleQueue()
+    alarm, late = alarm_of(woken, "kconsume-late"), ["late"]
+
+    class Overtaken(threading.Condition):
+        """Each wait times out, and another thread has the lock before the waiting thread gets it back."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            if late:
+                alarm.wake(cast(Lane, late.pop()), 0.0)
+            return False
+
+    monkeypatch.setattr(LaneTimer, "IDLE_SECONDS", 0.05)
+    alarm._changed = Overtaken()
+    alarm.wake(cast(Lane, "first"), 0.0)
+    assert [woken.get(timeout=10)[0] for _ in range(2)] == ["first", "late"]
