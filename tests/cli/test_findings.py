@@ -27,6 +27,7 @@ from kconsume.cli.check.findings import (
     of_budgets,
     of_client,
     of_cluster,
+    of_groups,
     of_handlers,
     ordered,
 )
@@ -326,6 +327,17 @@ def test_an_error_of_kconsume_is_split_into_problem_and_fix() -> None:
     )
 
     assert (finding.problem, finding.fix) == ("topic 'orders' is not on h:1", "create it")
+
+
+def test_an_assignor_that_a_group_does_not_share_is_found_with_the_name_of_the_group() -> None:
+    """The terminal shows the problem and the fix, and an app may have several groups."""
+    facts = ClusterFacts({}, assignors={"shop": "range", "billing": "cooperative-sticky"})
+    (finding,) = of_groups(SETTINGS, facts)
+
+    assert (finding.level, finding.code, finding.about) == ("error", "assignor-not-shared", "group shop")
+    assert "the members of group 'shop' use the assignor 'range', and this app uses 'cooperative-sticky'" in (
+        finding.problem
+    )
 
 
 @pytest.mark.parametrize(

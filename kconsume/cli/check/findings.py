@@ -227,8 +227,8 @@ def of_groups(settings: Mapping[str, ClientValue], facts: ClusterFacts) -> Itera
         if theirs not in ours:
             yield Finding(
                 "error", "assignor-not-shared", f"group {group}",
-                f"the members of the group use the assignor {theirs!r}, and this app uses {settings[STRATEGY]!r}, so "
-                f"the group would refuse this app",
+                f"the members of group {group!r} use the assignor {theirs!r}, and this app uses "
+                f"{settings[STRATEGY]!r}, so the group would refuse this app",
                 f"stop those members before this app starts, or give this app a new group; or set "
                 f"kafka={{{STRATEGY!r}: {theirs!r}}} until all of those members have stopped",
             )  # fmt: skip
