@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from kconsume._kafka.outgoing import is_topic_name
+from kconsume._kafka.outgoing import MOST_TOPIC_NAME, is_topic_name
 from kconsume.errors import ConfigurationError, DecodeError, StoreError
 from kconsume.failures.letter_headers import RetryTarget, is_number, read_added_headers, redrive_topic
 from kconsume.records import Message
@@ -26,7 +26,6 @@ _LATEST = 2 * _LONGEST
 """Seconds from now. A later due time is ignored. The longest delay is `_LONGEST`; the rest allows for a wrong clock."""
 _MARK_UNIT = 0.001
 """Seconds. The time in the header is rounded up to a multiple of this unit."""
-_MOST_NAME = 249
 
 
 class RetryTopics:
@@ -94,7 +93,7 @@ class RetryChain:
     def __post_init__(self) -> None:
         for name, topic in self.retry_topics.items():
             if not is_topic_name(name):
-                room = _MOST_NAME - len(name) + len(self.group)
+                room = MOST_TOPIC_NAME - len(name) + len(self.group)
                 fix = f"give the handler a group= of at most {room} of a-z A-Z 0-9 . _ -"
                 if room < 1 or not is_topic_name(topic):
                     fix = f"{topic!r} leaves no room for the name of a retry topic, so use Retry(...)"
