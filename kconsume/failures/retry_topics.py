@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from typing import Self
 
 from kconsume._kafka.outgoing import MOST_TOPIC_NAME, is_topic_name
-from kconsume.errors import ConfigurationError, DecodeError, StoreError
+from kconsume.errors import ConfigurationError
 from kconsume.failures.letter_headers import RetryTarget, is_number, read_added_headers, redrive_topic
+from kconsume.failures.retry import NOT_WORTH_A_RETRY
 from kconsume.records import Message
 
-_NOT_WORTH_A_RETRY = (ConfigurationError, DecodeError, StoreError)
-"""Errors that the same record would raise again after any delay."""
 _LONGEST = 7 * 24 * 3600.0
 _LATEST = 2 * _LONGEST
 """Seconds from now. A later due time is ignored. The longest delay is `_LONGEST`; the rest allows for a wrong clock."""
@@ -117,7 +116,7 @@ class RetryChain:
     def next(self, topic: str, error: BaseException) -> RetryTarget | None:
         """Return the next retry topic of a record of `topic` that failed with `error`; None if there is none."""
         number = self.number_of(topic)
-        if number == len(self.delays) or not isinstance(error, Exception) or isinstance(error, _NOT_WORTH_A_RETRY):
+        if number == len(self.delays) or not isinstance(error, Exception) or isinstance(error, NOT_WORTH_A_RETRY):
             return None
         if not self.is_worth_it(error):
             return None
