@@ -6,7 +6,6 @@ in this process. `NamedBroker` sends it to the broker's process.
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
@@ -14,6 +13,7 @@ from typing import Literal, TypeAlias
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
+from kconsume._kafka.outgoing import is_topic_name
 from kconsume.errors import ConfigurationError, EmbeddedBrokerError
 
 Argument: TypeAlias = int | str | Sequence[int]
@@ -41,7 +41,6 @@ API_KEYS: Mapping[str, int] = {
     "ConsumerGroupHeartbeat": 68,
 }
 
-_TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _LIST_DEADLINE = 5.0
 _EVERY_BROKER = -1
 
@@ -83,7 +82,7 @@ class KafkaControls(ABC):
             partitions: how many partitions it gets. 1 or more.
             exist_ok: True to accept an existing topic with the same number of partitions. With False, that is an error.
         """
-        if not _TOPIC_NAME.fullmatch(name) or name in {".", ".."}:
+        if not is_topic_name(name):
             raise ConfigurationError(f"{name!r} is not a topic name: use 1 to 249 of a-z A-Z 0-9 . _ -")
         if partitions < 1:
             raise ConfigurationError(f"topic {name!r} cannot have {partitions} partitions: give 1 or more")

@@ -86,4 +86,4 @@ def refusal(error: KafkaError, brokers: str, group: str | None) -> KconsumeError
             f"the cluster at {brokers} does not allow the request ({error.str()}): give the principal Describe and "
             f"Read on the topics and the group"
         )
-    return ClientFailed(f"the cluster at {brokers} refused the request: {error.str()} ({error.name()})")
+    return ClientFailed(f"the cluster at {brokers} refused the request ({error.name()}: {error.str()})")

@@ -24,7 +24,9 @@ OutgoingHeaders = Mapping[str, bytes | str] | Sequence[tuple[str, bytes | str]]
 
 _Encoder = Callable[[Any], bytes | None]
 _BYTES = (bytearray, memoryview)
-_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+MOST_TOPIC_NAME = 249
+"""The highest number of characters of a topic's name."""
+_TOPIC = re.compile(rf"[A-Za-z0-9._-]{{1,{MOST_TOPIC_NAME}}}")
 
 
 class Outgoing(msgspec.Struct, frozen=True, gc=False):

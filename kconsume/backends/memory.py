@@ -12,7 +12,6 @@ from typing import ClassVar
 from kconsume.backends import claim as claiming
 from kconsume.backends.base import ClaimTerms, Position, Positions, Refused, Start
 from kconsume.backends.capabilities import ALWAYS, Capabilities
-from kconsume.errors import Fenced
 from kconsume.records import Partition
 
 
@@ -153,15 +152,9 @@ class MemoryStore:
         at = None if row is None else row.next_offset
         seen = position.previous is None or at in (position.previous, position.next_offset)
         if row is None or row.epoch != position.epoch or row.next_offset > position.next_offset or not seen:
-            raise Fenced(
-                f"{partition} of group {group!r} is no longer owned by this process: its claim has epoch "
-                f"{position.epoch} up to offset {position.next_offset}, the store has {row}"
-            )
+            raise claiming.fenced(group, partition, position.epoch, row, position.next_offset)
 
     def _check_epoch(self, group: str, partition: Partition, epoch: int) -> None:
         row = self._rows.get((group, partition))
         if row is None or row.epoch != epoch:
-            raise Fenced(
-                f"{partition} of group {group!r} is no longer owned by this process: its claim has epoch {epoch}, the "
-                f"store has {row}"
-            )
+            raise claiming.fenced(group, partition, epoch, row)

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 Errors: TypeAlias = type[BaseException] | tuple[type[BaseException], ...]
 
-_NOT_WORTH_A_RETRY = (ConfigurationError, DecodeError, StoreError)
-"""Errors that the same record would raise again. (After a store error, the runtime itself tries again.)"""
+NOT_WORTH_A_RETRY = (ConfigurationError, DecodeError, StoreError)
+"""Errors that the same record would raise again, after any delay. (After a store error, the runtime itself tries
+again.)"""
 
 
 class Retry:
@@ -91,7 +92,7 @@ class Retry:
             return bool(self._is_worth_it(state))
         if self._on is not None:
             return isinstance(error, self._on)
-        return not isinstance(error, _NOT_WORTH_A_RETRY)
+        return not isinstance(error, NOT_WORTH_A_RETRY)
 
 
 def _stop(attempts: object) -> Any:

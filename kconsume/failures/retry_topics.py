@@ -14,19 +14,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from kconsume._kafka.outgoing import is_topic_name
-from kconsume.errors import ConfigurationError, DecodeError, StoreError
+from kconsume._kafka.outgoing import MOST_TOPIC_NAME, is_topic_name
+from kconsume.errors import ConfigurationError
 from kconsume.failures.letter_headers import RetryTarget, is_number, read_added_headers, redrive_topic
+from kconsume.failures.retry import NOT_WORTH_A_RETRY
 from kconsume.records import Message
 
-_NOT_WORTH_A_RETRY = (ConfigurationError, DecodeError, StoreError)
-"""Errors that the same record would raise again after any delay."""
 _LONGEST = 7 * 24 * 3600.0
 _LATEST = 2 * _LONGEST
 """Seconds from now. A later due time is ignored. The longest delay is `_LONGEST`; the rest allows for a wrong clock."""
 _MARK_UNIT = 0.001
 """Seconds. The time in the header is rounded up to a multiple of this unit."""
-_MOST_NAME = 249
 
 
 class RetryTopics:
@@ -94,7 +92,7 @@ class RetryChain:
     def __post_init__(self) -> None:
         for name, topic in self.retry_topics.items():
             if not is_topic_name(name):
-                room = _MOST_NAME - len(name) + len(self.group)
+                room = MOST_TOPIC_NAME - len(name) + len(self.group)
                 fix = f"give the handler a group= of at most {room} of a-z A-Z 0-9 . _ -"
                 if room < 1 or not is_topic_name(topic):
                     fix = f"{topic!r} leaves no room for the name of a retry topic, so use Retry(...)"
@@ -118,7 +116,7 @@ class RetryChain:
     def next(self, topic: str, error: BaseException) -> RetryTarget | None:
         """Return the next retry topic of a record of `topic` that failed with `error`; None if there is none."""
         number = self.number_of(topic)
-        if number == len(self.delays) or not isinstance(error, Exception) or isinstance(error, _NOT_WORTH_A_RETRY):
+        if number == len(self.delays) or not isinstance(error, Exception) or isinstance(error, NOT_WORTH_A_RETRY):
             return None
         if not self.is_worth_it(error):
             return None

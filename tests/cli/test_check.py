@@ -108,6 +108,25 @@ def test_a_person_reads_it_on_one_page(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize(
+    ("concurrency", "shown"),
+    [(1, "loop, one partition at a time"), (3, "loop, up to 3 partitions at a time")],
+)
+def test_it_is_shown_how_much_an_event_loop_does_at_once(shop: Shop, concurrency: int, shown: str) -> None:
+    shop.write(
+        "shop",
+        f"""
+        from kconsume import App
+
+        app = App("{NOWHERE}", group="shop", offsets="memory://")
+
+        @app.consume("orders", concurrency={concurrency})
+        async def reserve(order: bytes) -> None: ...
+    """,
+    )
+    assert shown in shop.run("check", "shop", "--offline").stdout
+
+
+@pytest.mark.parametrize(
     ("source", "code"),
     [
         (app_with('kafka={"session.timeout.ms": 400000}'), "session-over-poll-interval"),

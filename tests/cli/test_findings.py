@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import ast
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn
 
+import psycopg
 import pytest
 
+import kconsume
+from kconsume import errors
 from kconsume._config.client_settings import ClientValue, client_settings
+from kconsume.backends import OffsetStore, PostgresStore, RedisStore
+from kconsume.backends.postgres.address import Address
+from kconsume.cli.check.error_text import problem_and_fix
 from kconsume.cli.check.findings import (
     Budgets,
     ClientFacts,
@@ -17,9 +27,13 @@ from kconsume.cli.check.findings import (
     of_budgets,
     of_client,
     of_cluster,
+    of_groups,
     of_handlers,
     ordered,
 )
+from kconsume.cli.check.postgres import of_stores as of_postgres_stores
+from kconsume.cli.check.redis import of_stores as of_redis_stores
+from kconsume.errors import ConfigurationError, StoreError, StoreUnavailable
 
 SETTINGS = client_settings("localhost:9092", "shop", {})
 BUDGETS = Budgets(shutdown=25.0, memory=64 * 1024 * 1024)
@@ -183,12 +197,147 @@ def test_what_the_cluster_does_not_have_is_found(
     assert codes(of_cluster([facts], cluster)) == expected
 
 
+def unusable(store: OffsetStore, error: Exception, monkeypatch: pytest.MonkeyPatch) -> Finding:
+    """What `check` finds about a PostgreSQL or a Redis that raises this error when it is asked."""
+
+    def refuse(*_: object) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(Address, "connect", refuse)
+    monkeypatch.setattr(RedisStore, "examine", refuse)
+    (finding,) = [*of_postgres_stores([store]), *of_redis_stores([store])]
+    return finding
+
+
+class TablesGone(psycopg.errors.UndefinedTable):
+    diag = SimpleNamespace(message_primary='relation "kconsume_offsets" does not exist')  # type: ignore[assignment]
+
+
+def test_the_fix_for_missing_tables_begins_before_the_braces_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = TablesGone('ERROR: relation "kconsume_offsets" does not exist')
+    finding = unusable(PostgresStore("postgresql://db/shop"), error, monkeypatch)
+
+    assert finding.code == "store-unusable"
+    assert finding.problem == (
+        "postgresql://db/shop does not have the tables of kconsume any more "
+        '(ERROR: relation "kconsume_offsets" does not exist)'
+    )
+    assert finding.fix.startswith("stop the group's processes and restore the tables")
+    assert "store.reset(group, {partition: offset}) has set one" in finding.fix
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        psycopg.errors.QueryCanceled,  # each kind has a sentence of its own in `store_error`
+        psycopg.errors.LockNotAvailable,
+        psycopg.errors.InsufficientPrivilege,
+        psycopg.errors.FeatureNotSupported,
+        psycopg.errors.ReadOnlySqlTransaction,
+        psycopg.errors.DeadlockDetected,
+        psycopg.errors.DiskFull,
+        psycopg.errors.RaiseException,
+        psycopg.OperationalError,
+    ],
+)
+def test_the_words_of_postgresql_are_never_shown_as_the_fix(
+    kind: type[psycopg.Error], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = kind('ERROR: no luck at "a: b"\nHINT: none :)')
+    finding = unusable(PostgresStore("postgresql://db/shop"), error, monkeypatch)
+
+    assert finding.problem.startswith("postgresql://db/shop ")
+    assert finding.fix
+    assert not {"luck", "HINT", "none", "b"} & set(finding.fix.replace('"', " ").replace(")", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("error", "problem", "fix"),
+    [
+        (
+            ConfigurationError("redis://r/0 is Redis 5: offsets need version 6 or newer"),
+            "redis://r/0 is Redis 5",
+            "offsets need version 6 or newer",
+        ),
+        (
+            StoreUnavailable("redis://r/0 did not run the command (Error 111: refused): check the server"),
+            "redis://r/0 did not run the command (Error 111: refused)",
+            "check the server",
+        ),
+        (StoreError("redis://r/0 is odd"), "redis://r/0 is odd", "correct what the server reports, or offsets="),
+        (StoreUnavailable("redis://r/0 is away"), "redis://r/0 is away", "start it, or correct offsets="),
+    ],
+)
+def test_an_error_of_redis_is_split_in_the_same_way(
+    error: Exception, problem: str, fix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finding = unusable(RedisStore("redis://r/0"), error, monkeypatch)
+    assert (finding.problem, finding.fix) == (problem, fix)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "fix"),
+    [
+        ("it is away: start it", "it is away", "start it"),
+        ("it: is away: start it", "it: is away", "start it"),
+        ("it is away", "it is away", "do it"),
+        ("it is away (a: b)", "it is away (a: b)", "do it"),
+        ("it is away: call reset(group, {partition: 1})", "it is away", "call reset(group, {partition: 1})"),
+        ("it is away (a: [b (c: d)]): start it", "it is away (a: [b (c: d)])", "start it"),
+        ("it is away (a :): start it", "it is away (a :)", "start it"),
+        ("it is away: did you mean 'a: b'?", "it is away", "did you mean 'a: b'?"),
+        ("the group's row isn't there: start it", "the group's row isn't there", "start it"),
+        ('it is "away: far"', 'it is "away: far"', "do it"),
+    ],
+)
+def test_a_text_is_divided_at_its_last_colon_outside_of_brackets_and_quotes(text: str, problem: str, fix: str) -> None:
+    assert problem_and_fix(text, "do it") == (problem, fix)
+
+
+def texts_of_errors(source: str) -> Iterator[str]:
+    """The texts of all errors of kconsume that are made here, with `X` for each value."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Call(func=ast.Name(name), args=[ast.Constant(str(text)), *_]) if hasattr(errors, name):
+                yield text
+            case ast.Call(func=ast.Name(name), args=[ast.JoinedStr(pieces), *_]) if hasattr(errors, name):
+                yield "".join(str(piece.value) if isinstance(piece, ast.Constant) else "X" for piece in pieces)
+
+
+def with_two_fixes(texts: Iterable[str]) -> list[str]:
+    return [text for text in texts if problem_and_fix(problem_and_fix(text, "")[0], "none")[1] != "none"]
+
+
+def test_no_error_of_a_store_or_of_kafka_has_a_second_colon_in_front_of_its_fix() -> None:
+    package = Path(kconsume.__path__[0])
+    files = [file for room in ("backends", "_kafka") for file in (package / room).rglob("*.py")]
+    texts = [text for file in files for text in texts_of_errors(file.read_text())]
+    assert len(texts) > 100
+    assert with_two_fixes(texts) == []
+
+
+def test_control_a_second_colon_is_found() -> None:
+    assert with_two_fixes(texts_of_errors('raise StoreError(f"{it} is away: start it ({why}): it is quick")'))
+    assert not with_two_fixes(texts_of_errors('raise StoreError(f"{it} is away (since: {when}): start it")'))
+
+
 def test_an_error_of_kconsume_is_split_into_problem_and_fix() -> None:
     (finding,) = of_cluster(
         [handler()], ClusterFacts({"orders": None}, missing={"orders": "topic 'orders' is not on h:1: create it"})
     )
 
     assert (finding.problem, finding.fix) == ("topic 'orders' is not on h:1", "create it")
+
+
+def test_an_assignor_that_a_group_does_not_share_is_found_with_the_name_of_the_group() -> None:
+    """The terminal shows the problem and the fix, and an app may have several groups."""
+    facts = ClusterFacts({}, assignors={"shop": "range", "billing": "cooperative-sticky"})
+    (finding,) = of_groups(SETTINGS, facts)
+
+    assert (finding.level, finding.code, finding.about) == ("error", "assignor-not-shared", "group shop")
+    assert "the members of group 'shop' use the assignor 'range', and this app uses 'cooperative-sticky'" in (
+        finding.problem
+    )
 
 
 @pytest.mark.parametrize(

@@ -25,13 +25,26 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 
+from kconsume import App, DeadLetter
 from kconsume._embedded.named_broker import attach
+from kconsume._kafka.outgoing import is_topic_name
 from kconsume.backends import OffsetStore, PostgresStore, SqliteStore, TransactionalStore, open_store
 from kconsume.backends.dead_letters.sender import sender_in
 from kconsume.cli.redrive import command as redrive_module
 from kconsume.cli.redrive.command import redrive
-from kconsume.cli.redrive.selection import Chosen, FoundLetter, Left, Route, SelectedLetters, Selection, addressed
-from kconsume.failures.letter_headers import Letter, read_added_headers
+from kconsume.cli.redrive.selection import (
+    Chosen,
+    FoundLetter,
+    Left,
+    Route,
+    SelectedLetters,
+    Selection,
+    addressed,
+    routes_of,
+)
+from kconsume.cli.redrive.topics import made as make_topics
+from kconsume.errors import ConfigurationError
+from kconsume.failures.letter_headers import Letter, read_added_headers, redrive_topic
 from kconsume.records import Partition
 from kconsume.testing.services import KafkaService
 from tests.cli.conftest import ROOT, Shop
@@ -64,6 +77,34 @@ PLAIN = """
             print(order["id"], file=seen)
 """
 BACK = "orders.shop.redrive"
+
+
+def refusal_of_name(group: str, *sources: str) -> str:
+    """Why a group's redrive topics for these topics cannot be made."""
+    app = App("nowhere.invalid:1", group=group, offsets="memory://")
+
+    @app.consume(*sources, on_error=DeadLetter("orders.dlq"))
+    def reserve(order: bytes) -> None: ...
+
+    with pytest.raises(ConfigurationError) as refused:
+        make_topics(app, routes_of(app.plans(), group))
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("group", ["g" * 236, "shop/eu"])
+def test_the_error_for_a_redrive_topic_says_how_long_a_group_s_name_may_be(group: str) -> None:
+    said = refusal_of_name(group, "orders")
+    assert "group= of at most 234 characters" in said
+    assert is_topic_name(redrive_topic("orders", "g" * 234))
+    assert not is_topic_name(redrive_topic("orders", "g" * 235))
+
+
+def test_the_limit_does_not_depend_on_the_number_of_topics() -> None:
+    assert "group= of at most 234 characters" in refusal_of_name("g" * 240, "orders", "o", "p")
+
+
+def test_a_topic_whose_name_leaves_no_room_for_a_redrive_topic_is_named() -> None:
+    assert f"'{'o' * 245}' leaves no room for it" in refusal_of_name("shop", "o" * 245)
 
 
 def letter(number: int, **other: Any) -> Letter:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -132,7 +131,7 @@ class TestAFailoverThatLostItsTail:
             seen.append(value)
             if value == "3" and not over.is_set():
                 over.wait(60)
-                time.sleep(2.2)  # two saves of the polling thread
+                await_saves(app)
             tx.execute("insert into effects values (%s)", (value,))
 
         def fail_over() -> None:
@@ -161,7 +160,7 @@ class TestAFailoverThatLostItsTail:
             seen.append(value)
             if value == "3" and not over.is_set():
                 over.wait(60)
-                time.sleep(2.2)
+                await_saves(app)
             tx.rpush("effects", value)
 
         def fail_over() -> None:
@@ -210,6 +209,17 @@ class TestAFailoverThatLostItsTail:
         monkeypatch.setattr(Loop, "_pass_the_end", lambda *_: None)
         with pytest.raises(AssertionError):
             self.test_redis_loses_nothing(kafka, topic, group, redis_url)
+
+
+def await_saves(app: App) -> None:
+    """The polling thread has had its time to save offsets, twice, and has its answers."""
+    supervisor = app._supervisor
+    assert supervisor is not None
+    (consumer,) = supervisor.consumers
+    for _ in range(3):
+        before = consumer.loop.snapshot  # replaced at each commit
+        eventually(lambda: consumer.loop.snapshot is not before, what="the clock commits")  # noqa: B023
+    eventually(lambda: not consumer.assignment.commits._committer.busy, what="the save is answered")
 
 
 def set_back(offsets: str, group: str) -> None:

@@ -697,11 +697,11 @@ def test_what_cannot_be_a_transaction_of_the_store_is_refused(sqlite_url: str, p
                 outbox.send(tx, "orders", "x")
             with pytest.raises(InvalidHandler, match="is not a transaction of"):
                 asyncio.run(outbox.asend(tx, "orders", "x"))
-        with pytest.raises(InvalidHandler, match=r"the methods of a Connection are not awaited: call send\(\.\.\.\)"):
+        with pytest.raises(InvalidHandler, match=r"Connection, whose methods are not awaited: call send\(\.\.\.\)"):
             asyncio.run(in_postgres.asend(connection, "orders", "x"))
-        with pytest.raises(InvalidHandler, match=r"the methods of a Session are not awaited"):
+        with pytest.raises(InvalidHandler, match=r"type Session, whose methods are not awaited"):
             asyncio.run(in_postgres.asend(Session(engine), "orders", "x"))
-    with pytest.raises(InvalidHandler, match=r"the methods of a AsyncSession are awaited: write await outbox\.asend"):
+    with pytest.raises(InvalidHandler, match=r"AsyncSession, whose methods are awaited: write await outbox\.asend"):
         in_postgres.send(AsyncSession(async_engine), "orders", "x")
     with pytest.raises(SendFailed, match="'no topic' is no topic name"), psycopg.connect(postgres_url) as connection:
         in_postgres.send(connection, "no topic", "x")
@@ -710,7 +710,7 @@ def test_what_cannot_be_a_transaction_of_the_store_is_refused(sqlite_url: str, p
         async with await psycopg.AsyncConnection.connect(postgres_url) as connection:
             in_postgres.send(connection, "orders", "x")
 
-    with pytest.raises(InvalidHandler, match="the methods of a AsyncConnection are awaited"):
+    with pytest.raises(InvalidHandler, match="type AsyncConnection, whose methods are awaited"):
         asyncio.run(unawaited())
     engine.dispose()
     for outbox in (in_sqlite, in_postgres):

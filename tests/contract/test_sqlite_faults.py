@@ -62,7 +62,7 @@ class TestOnTheWayInAndOut:
         error = sqlite3.OperationalError("the file's fault")
         error.sqlite_errorcode = code
         failing(monkeypatch, statement, error)
-        with pytest.raises(StoreUnavailable, match=r"shop\.db cannot be written: the file's fault") as refused:
+        with pytest.raises(StoreUnavailable, match=r"shop\.db cannot be written \(the file's fault\)") as refused:
             handle(table)
         assert refused.value.__cause__ is error
         monkeypatch.undo()

@@ -321,7 +321,7 @@ class TestWhoseFaultItIs:
     """`Tx.fault`: what is the file's is tried again, what is the handler's goes to its policies."""
 
     def test_a_full_disk_is_the_file_s(self, table: Table) -> None:
-        with pytest.raises(StoreUnavailable, match=r"shop\.db cannot be written: database or disk is full"):
+        with pytest.raises(StoreUnavailable, match=r"shop\.db cannot be written \(database or disk is full\)"):
             self.fill_up(table, lambda error: error)
         assert (table.effects(), table.offset()) == ([], 0)
 

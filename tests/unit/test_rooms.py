@@ -40,6 +40,21 @@ def shared_class_names(files: Sources) -> dict[str, list[str]]:
     return {name: where for name, where in places.items() if len(where) > 1}
 
 
+def shared_values(files: Sources) -> dict[str, list[str]]:
+    """Tuples and patterns that several modules define alike, so that one of them could be changed alone."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for name, text in files.items():
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.Assign) and _is_tuple_or_pattern(node.value):
+                places[ast.unparse(node.value)].append(name)
+    return {value: where for value, where in places.items() if len(where) > 1}
+
+
+def _is_tuple_or_pattern(value: ast.expr) -> bool:
+    is_pattern = isinstance(value, ast.Call) and ast.unparse(value.func) == "re.compile"
+    return is_pattern or (isinstance(value, ast.Tuple) and len(value.elts) > 1)
+
+
 def borrowed_private_names(files: Sources) -> Iterator[str]:
     """Underscored names that a module takes from another module of the package."""
     defined = {name: set(_names_of(ast.parse(text))) for name, text in files.items()}
@@ -95,6 +110,13 @@ def test_no_folder_has_more_modules_than_fit_on_a_screen() -> None:
 def test_no_two_classes_share_a_name() -> None:
     assert shared_class_names(sources()) == {}
     assert shared_class_names({"a.py": "class Line: ...", "b.py": "class Line: ..."}) == {"Line": ["a.py", "b.py"]}
+
+
+def test_no_two_modules_define_the_same_tuple_or_pattern() -> None:
+    assert shared_values(sources()) == {}
+    assert shared_values({"a.py": "A = re.compile('x+')", "b.py": "B = re.compile('x+')"})
+    assert shared_values({"a.py": "A = (KeyError, OSError)", "b.py": "B = (KeyError, OSError)"})
+    assert not shared_values({"a.py": "A = re.compile('x+')", "b.py": "B = re.compile('y+')"})
 
 
 def test_no_module_uses_private_names_of_another() -> None:

@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any, cast
 
+from kconsume._config.client_settings import scheme_in
 from kconsume._kafka.outgoing import ORIGIN, Outgoing, OutgoingHeaders, encoded
 from kconsume.backends.base import OffsetStore
 from kconsume.backends.capabilities import capabilities_of
@@ -26,7 +27,9 @@ from kconsume.records import Headers
 
 _MOST_BYTES = 1_000_000 - 256
 _NOTHING = Outgoing(None, None, (), "nowhere")
-_ROOTS = {"psycopg": "postgresql://", "sqlite3": "sqlite:///", "sqlalchemy": "postgresql://"}
+_POSTGRES = ("postgresql", "postgres")
+_SCHEMES = {"psycopg": _POSTGRES, "sqlalchemy": _POSTGRES, "sqlite3": ("sqlite",)}
+"""By the package of a transaction: the schemes of the stores that it can belong to."""
 
 
 class Outbox:
@@ -92,16 +95,18 @@ class Outbox:
         """Return the package of the transaction, such as `"psycopg"`. Raises `InvalidHandler` if the transaction cannot
         be one of this database."""
         roots = {kind.__module__.partition(".")[0] for kind in type(tx).__mro__}
-        root = next((known for known in _ROOTS if known in roots), None)
+        root = next((known for known in _SCHEMES if known in roots), None)
         execute = getattr(tx, "execute", None)
-        if root is None or execute is None or not self._store.address.startswith(_ROOTS[root]):
+        if root is None or execute is None or scheme_in(self._store.address) not in _SCHEMES[root]:
             raise InvalidHandler(
-                f"a {type(tx).__name__} is not a transaction of {self._store.address}: give the connection, or the "
-                f"Session, that the rest of the transaction uses"
+                f"tx is of type {type(tx).__name__}, which is not a transaction of {self._store.address}: give the "
+                f"connection, or the Session, that the rest of the transaction uses"
             )
         if inspect.iscoroutinefunction(execute) is not awaited:
             fix = "call send(...)" if awaited else "write await outbox.asend(...)"
-            raise InvalidHandler(f"the methods of a {type(tx).__name__} are {'not ' * awaited}awaited: {fix}")
+            raise InvalidHandler(
+                f"tx is of type {type(tx).__name__}, whose methods are {'not ' * awaited}awaited: {fix}"
+            )
         return root
 
 

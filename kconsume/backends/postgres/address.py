@@ -114,7 +114,7 @@ class Address:
             return ConfigurationError(
                 f"{self.shown} refused the login ({text}): check user, password and database in offsets="
             )
-        return StoreUnavailable(f"{self.shown} cannot be reached: {text}")
+        return StoreUnavailable(f"{self.shown} cannot be reached ({text})")
 
 
 def address_of(url: str) -> Address:

@@ -41,7 +41,7 @@ def fault_of(
         has_raised: returns True if an error came from `connection`. The handler may use other connections too.
     """
     if connection.broken or connection.closed:
-        return StoreUnavailable(f"{address} broke the connection: {_text(error)}")
+        return StoreUnavailable(f"{address} broke the connection ({_text(error)})")
     was_here = any(has_raised(cause) for cause in causes_of(error))
     meaning = meaning_of(error, address)
     if connection.pgconn.transaction_status == TransactionStatus.INERROR:
@@ -64,11 +64,11 @@ def store_error(error: psycopg.Error, address: str) -> KconsumeError:
     if (fault := _by_code(error, address)) is not None:
         return fault
     if error.sqlstate == _CANCELLED or (error.sqlstate or "").startswith(_INTERNAL):
-        return StoreUnavailable(f"{address} could not finish a statement of kconsume: {_text(error)}")
+        return StoreUnavailable(f"{address} could not finish a statement of kconsume ({_text(error)})")
     if error.sqlstate == _ON_A_STANDBY:
         return _read_only(address)
     if error.sqlstate == _LOCKED:
-        return StoreUnavailable(f"{address} keeps a row locked that kconsume needs: {_text(error)}")
+        return StoreUnavailable(f"{address} keeps a row locked that kconsume needs ({_text(error)})")
     if error.sqlstate == _NO_RIGHT:
         rights = "; ".join(f"{what} on {table}" for table, what in RIGHTS)
         return ConfigurationError(
@@ -77,14 +77,17 @@ def store_error(error: psycopg.Error, address: str) -> KconsumeError:
     if error.sqlstate == _NO_TABLE and any(table in (error.diag.message_primary or "") for table, _ in RIGHTS):
         return StoreError(
             f"{address} does not have the tables of kconsume any more ({_text(error)}): stop the group's processes and "
-            f"restore the tables from a backup. If there is no backup, start the processes again: they make empty "
+            f"restore the tables from a backup. If there is no backup, start the processes again. They make empty "
             f"tables, and a partition that had an offset is not consumed until store.reset(group, {{partition: "
             f"offset}}) has set one. If the tables exist in another schema, add ?schema= to the address. If they exist "
             f"in this schema, grant the role usage on it"
         )
     if error.sqlstate is None:  # from libpq, not from the server
-        return StoreUnavailable(f"{address} did not answer: {_text(error)}")
-    return StoreError(f"{address} refused a statement of kconsume: {_text(error)}")
+        return StoreUnavailable(f"{address} did not answer ({_text(error)})")
+    return StoreError(
+        f"{address} refused a statement of kconsume ({_text(error)}): look for a trigger, a policy or a change by hand "
+        f"on the tables kconsume_…"
+    )
 
 
 def commit_error(error: psycopg.Error, address: str) -> BaseException:
@@ -109,11 +112,11 @@ def advance_and_commit_error(error: psycopg.Error, address: str) -> BaseExceptio
 def _by_code(error: psycopg.Error, address: str) -> StoreError | None:
     code = error.sqlstate or ""
     if code in _CONFLICTS:
-        return Conflict(f"{address} rolled back the transaction because of another transaction: {_text(error)}")
+        return Conflict(f"{address} rolled back the transaction because of another transaction ({_text(error)})")
     if code == _READ_ONLY:
         return _read_only(address)
     if code[:2] in _UNAVAILABLE and code != _CANCELLED:
-        return StoreUnavailable(f"{address} is not available: {_text(error)}")
+        return StoreUnavailable(f"{address} is not available ({_text(error)})")
     return None
 
 

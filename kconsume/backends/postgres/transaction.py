@@ -132,7 +132,7 @@ class OffsetRow:
         if connection.broken or connection.closed:
             return StoreUnavailable(
                 f"{self.settings.address} broke the connection, and it is not known yet if the transaction was "
-                f"committed: {' '.join(str(error).split())}"
+                f"committed ({' '.join(str(error).split())})"
             )
         if statement is None:
             return None

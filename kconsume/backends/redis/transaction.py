@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from redis.client import Pipeline
 
+from kconsume.backends.error_chain import causes_of
 from kconsume.backends.redis.pipeline import QueuedPipeline
 from kconsume.errors import StoreError, StoreUnavailable, TransactionMisused
 
@@ -46,9 +47,9 @@ class RedisTx:
         self.connection.end()
 
     def fault(self, error: BaseException) -> StoreError | None:
-        """Return the error if it is `StoreUnavailable`, else None. A handler only queues commands; it reaches the
-        server only to ask for the keys of some commands."""
-        return error if isinstance(error, StoreUnavailable) else None
+        """Return the `StoreUnavailable` that is the error or one of its causes, else None. A handler only queues
+        commands; it reaches the server only to ask for the keys of some commands."""
+        return next((cause for cause in causes_of(error) if isinstance(cause, StoreUnavailable)), None)
 
 
 class RedisDryRun(NamedTuple):

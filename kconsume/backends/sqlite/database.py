@@ -113,13 +113,13 @@ class SqliteDatabase:
         try:
             opened = SqliteConnection(self.path)
         except (*STATEMENT_ERRORS, OSError) as error:
-            raise StoreUnavailable(f"{self.address} cannot be opened: {error}") from error
+            raise StoreUnavailable(f"{self.address} cannot be opened ({error})") from error
         try:
             if not self._ready:
                 self._prepare(opened)
         except STATEMENT_ERRORS as error:
             opened.close()
-            raise StoreUnavailable(f"{self.address} cannot be prepared: {error}") from error
+            raise StoreUnavailable(f"{self.address} cannot be prepared ({error})") from error
         except BaseException:
             opened.close()
             raise

@@ -65,7 +65,7 @@ def handler_fault(address: str, error: BaseException) -> StoreUnavailable | None
 
 
 def _unavailable(address: str, error: BaseException) -> StoreUnavailable:
-    return StoreUnavailable(f"{address} cannot be written: {str(error) or type(error).__name__}")
+    return StoreUnavailable(f"{address} cannot be written ({str(error) or type(error).__name__})")
 
 
 def _code_of(error: sqlite3.Error) -> int | None:

@@ -39,7 +39,7 @@ def must_be_local(path: Path) -> None:
 
 
 def trouble_at(path: Path, version: int) -> str | None:
-    """Why offsets cannot be kept in this file, with the fix after the last colon; None if they can.
+    """Why offsets cannot be kept in this file, with the fix after a colon; None if they can.
 
     Args:
         version: the version of the tables that this kconsume writes.

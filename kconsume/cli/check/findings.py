@@ -16,7 +16,8 @@ from kconsume._config.group_protocol import STRATEGY, ClientValue, GroupProtocol
 from kconsume._runtime.assignment.partition_trouble import NOT_SKIPPED, code_of, out_of_range, recreated
 from kconsume._runtime.deadlines import DRAIN_SHARE
 from kconsume.backends.base import Position
-from kconsume.errors import OffsetError
+from kconsume.cli.check.error_text import problem_and_fix
+from kconsume.errors import KconsumeError, OffsetError, StoreUnavailable
 from kconsume.records import Partition
 
 Level = Literal["error", "warning", "note"]
@@ -165,8 +166,8 @@ def of_environment(unknown: Sequence[str]) -> Iterator[Finding]:
         unknown: for each one a sentence, with the name that was probably meant.
     """
     for sentence in unknown:
-        problem, _, fix = sentence.partition(": ")
-        yield Finding("warning", "unknown-variable", "environment", problem, fix or "remove it, or correct its name")
+        problem, fix = problem_and_fix(sentence, "remove it, or correct its name")
+        yield Finding("warning", "unknown-variable", "environment", problem, fix)
 
 
 def of_client(facts: ClientFacts) -> Iterator[Finding]:
@@ -205,7 +206,7 @@ def of_handlers(handlers: Sequence[Handler], *, embedded: bool = False) -> Itera
 def of_cluster(handlers: Sequence[Handler], facts: ClusterFacts) -> Iterator[Finding]:
     """Missing topics and partitions."""
     if facts.unreachable is not None:
-        problem, fix = _cause_and_fix(facts.unreachable)
+        problem, fix = problem_and_fix(facts.unreachable, "check the address, and that the brokers run")
         yield Finding("error", "broker-unreachable", "brokers", f"{problem}; topics were not checked", fix)
     if facts.topics is None:
         return
@@ -226,8 +227,8 @@ def of_groups(settings: Mapping[str, ClientValue], facts: ClusterFacts) -> Itera
         if theirs not in ours:
             yield Finding(
                 "error", "assignor-not-shared", f"group {group}",
-                f"the members of the group use the assignor {theirs!r}, and this app uses {settings[STRATEGY]!r}, so "
-                f"the group would refuse this app",
+                f"the members of group {group!r} use the assignor {theirs!r}, and this app uses "
+                f"{settings[STRATEGY]!r}, so the group would refuse this app",
                 f"stop those members before this app starts, or give this app a new group; or set "
                 f"kafka={{{STRATEGY!r}: {theirs!r}}} until all of those members have stopped",
             )  # fmt: skip
@@ -250,8 +251,17 @@ def of_offsets(stored: Iterable[Stored], unread: Mapping[str, str]) -> Iterator[
             problem, _, fix = str(error).partition(f" {NOT_SKIPPED} ")
             yield Finding("error", code_of(error).replace("_", "-"), f"{partition} of group {group}", problem, fix)
     for store, why in unread.items():
-        problem, fix = _cause_and_fix(why)
+        problem, fix = problem_and_fix(why, "correct this, and run kconsume check again")
         yield Finding("warning", "offsets-not-checked", store, f"{problem}; stored offsets were not checked", fix)
+
+
+def unusable_store(address: str, error: KconsumeError) -> Finding:
+    """The finding for a store that raised this error when it was asked."""
+    if isinstance(error, StoreUnavailable):
+        problem, fix = problem_and_fix(error, "start it, or correct offsets=")
+        return Finding("error", "store-unreachable", address, problem, fix)
+    problem, fix = problem_and_fix(error, "correct what the server reports, or offsets=")
+    return Finding("error", "store-unusable", address, problem, fix)
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:
@@ -373,7 +383,7 @@ def _of_executor(handler: Handler) -> Iterator[Finding]:
 
 def _of_store(handler: Handler, embedded: bool) -> Iterator[Finding]:
     if handler.store_trouble is not None:
-        problem, fix = _cause_and_fix(handler.store_trouble)
+        problem, fix = problem_and_fix(handler.store_trouble, "correct offsets=")
         yield Finding(
             "error", "store-unusable", handler.store, f"offsets cannot be kept in {handler.store}: {problem}", fix
         )
@@ -416,7 +426,8 @@ def _missing_topic(topic: str, facts: ClusterFacts) -> Finding:
             f"topic {topic!r} is not on the embedded broker yet; the first producer that names the topic creates it",
             f"to choose the number of partitions: kconsume broker NAME --topic {topic}:4",
         )  # fmt: skip
-    return Finding("error", "topic-missing", topic, *_cause_and_fix(facts.missing[topic]))
+    problem, fix = problem_and_fix(facts.missing[topic], "create it, or correct its name")
+    return Finding("error", "topic-missing", topic, problem, fix)
 
 
 def _of_partitions(handler: Handler, topics: Mapping[str, int | None]) -> Iterator[Finding]:
@@ -445,12 +456,6 @@ def _number(settings: Mapping[str, ClientValue], name: str) -> float | None:
         return float(settings[name])
     except (KeyError, TypeError, ValueError):
         return None
-
-
-def _cause_and_fix(error: str) -> tuple[str, str]:
-    """Split the text of a kconsume error, which has the form `cause: fix`."""
-    cause, _, fix = error.rpartition(": ")
-    return cause, fix
 
 
 def _mebibytes(size: float) -> str:

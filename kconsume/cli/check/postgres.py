@@ -14,9 +14,9 @@ import msgspec
 
 from kconsume._kafka.outgoing import Outgoing
 from kconsume.backends import OffsetStore
-from kconsume.cli.check.findings import Finding
+from kconsume.cli.check.findings import Finding, unusable_store
 from kconsume.cli.store_kind import is_postgres
-from kconsume.errors import KconsumeError, StoreUnavailable
+from kconsume.errors import KconsumeError
 from kconsume.records import Partition
 
 if TYPE_CHECKING:
@@ -82,19 +82,12 @@ def _of_store(store: OffsetStore) -> Iterator[Finding]:
     try:
         with closing(address.connect()) as connection:
             facts = ask(connection, store.database.statements, address)
-    except StoreUnavailable as error:
-        yield Finding("error", "store-unreachable", store.address, str(error), "start it, or correct offsets=")
     except KconsumeError as error:
-        yield _unusable(store.address, error)
+        yield unusable_store(store.address, error)
     except psycopg.Error as error:
-        yield _unusable(store.address, store_error(error, store.address))
+        yield unusable_store(store.address, store_error(error, store.address))
     else:
         yield from of_server(store.address, facts, address.pool)
-
-
-def _unusable(address: str, error: KconsumeError) -> Finding:
-    problem, _, fix = str(error).rpartition(": ")
-    return Finding("error", "store-unusable", address, problem or str(error), fix)
 
 
 # The facts

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from kconsume.backends import OffsetStore
-from kconsume.cli.check.findings import Finding
+from kconsume.cli.check.findings import Finding, unusable_store
 from kconsume.cli.store_kind import is_redis
-from kconsume.errors import KconsumeError, StoreUnavailable
+from kconsume.errors import KconsumeError
 
 if TYPE_CHECKING:
     from kconsume.backends.redis.server_checks import RedisServerFacts
@@ -37,11 +37,8 @@ def _of_store(store: RedisStore | OffsetStore) -> Iterator[Finding]:
         facts = store.facts()
         if facts.role in (None, "master"):  # a replica refuses all writes; `of_server` reports it
             store.try_rights()
-    except StoreUnavailable as error:
-        yield Finding("error", "store-unreachable", store.address, str(error), "start it, or correct offsets=")
     except KconsumeError as error:
-        problem, _, fix = str(error).rpartition(": ")
-        yield Finding("error", "store-unusable", store.address, problem, fix)
+        yield unusable_store(store.address, error)
     else:
         yield from of_server(store.address, facts)
     finally:

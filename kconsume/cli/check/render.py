@@ -78,7 +78,7 @@ def _workers(handler: Handler) -> str:
     if handler.executor == "inline":
         return "the polling thread"
     if handler.executor == "async":
-        return f"an event loop, {'one' if most == 1 else f'up to {most} partitions'} at a time"
+        return f"an event loop, {'one partition' if most == 1 else f'up to {most} partitions'} at a time"
     return "1 thread" if most == 1 else f"a thread for each partition, up to {most}"
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import click
 
 from kconsume._kafka.cluster import Cluster
-from kconsume._kafka.outgoing import is_topic_name
+from kconsume._kafka.outgoing import MOST_TOPIC_NAME, is_topic_name
 from kconsume._kafka.topic_retention import RETENTION, keep_old_records
 from kconsume.app import App
 from kconsume.cli.redrive.selection import Route
@@ -27,15 +27,12 @@ def existing(app: App, routes: Iterable[Route]) -> list[str]:
 
 def made(app: App, routes: Iterable[Route]) -> dict[str, int]:
     """Each topic of these routes, with the number of its partitions. Creates missing topics."""
-    wanted = {route.topic: route.source for route in routes}
+    wanted: dict[str, str] = {}
+    for route in routes:
+        _check_name(route)
+        wanted[route.topic] = route.source
     if not wanted:
         return {}
-    for topic, source in wanted.items():
-        if not is_topic_name(topic):
-            raise ConfigurationError(
-                f"{topic!r} would be the redrive topic, and is not a valid topic name: give the handler "
-                f"of {source!r} a group= of at most {249 - len(topic) + len(wanted)} characters of a-z A-Z 0-9 . _ -"
-            )
     if app.brokers.startswith("embedded://"):
         return Cluster(app.declared.bootstrap_servers(wanted), app.kafka).topics(sorted(wanted))
     cluster = Cluster(app.brokers, app.kafka)
@@ -43,6 +40,16 @@ def made(app: App, routes: Iterable[Route]) -> dict[str, int]:
     cluster.make_topics(wanted)
     _keep_old_records(app, sorted(wanted), is_new=set(there) != set(wanted))
     return cluster.topics(sorted(wanted))
+
+
+def _check_name(route: Route) -> None:
+    if is_topic_name(route.topic):
+        return
+    room = MOST_TOPIC_NAME - len(route.topic) + len(route.part.consumer.group)
+    fix = f"give the handler of {route.source!r} a group= of at most {room} characters of a-z A-Z 0-9 . _ -"
+    if room < 1:
+        fix = f"{route.source!r} leaves no room for it, so send the records to a topic with a shorter name"
+    raise ConfigurationError(f"{route.topic!r} would be the redrive topic, and is not a valid topic name: {fix}")
 
 
 def _keep_old_records(app: App, topics: list[str], *, is_new: bool) -> None:

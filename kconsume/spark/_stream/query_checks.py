@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from kconsume._config.client_settings import ClientValue
+from kconsume._event_log import EventLog
 from kconsume.errors import ConfigurationError, InvalidHandler, MissingExtra
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from kconsume.spark._batch.handler_call import HandlerCall
     from kconsume.spark._batch.ledger.base import Ledger
     from kconsume.spark._stream.running_query import RunningQuery
+
+_log = EventLog("spark")
 
 SPLITTING = ("minPartitions", "maxRecordsPerPartition")
 _BROKERS, _SECURITY = "kafka.bootstrap.servers", "kafka.security.protocol"
@@ -86,7 +89,8 @@ def _check_pandas(call: HandlerCall) -> None:
 
 
 def check_query(query: RunningQuery, call: HandlerCall, *, stateful: bool) -> None:
-    """Check a user's own query, in its first batch and before a partition is claimed.
+    """Check a user's own query, in its first batch and before a partition is claimed. Logs a check that is not
+    possible.
 
     Args:
         stateful: True if the query's checkpoint has a state folder.
@@ -97,8 +101,20 @@ def check_query(query: RunningQuery, call: HandlerCall, *, stateful: bool) -> No
         _refuse_async()
     if "Continuous" in query.kind:
         _refuse_continuous()
-    if call.in_executors:  # in the driver, ranges that are split over tasks do no harm
-        check_splitting(query.source_options(SPLITTING), call)
+    if not call.in_executors:  # in the driver, ranges that are split over tasks do no harm
+        return
+    options = query.source_options(SPLITTING)
+    if options is None:
+        _log.warning(
+            "source options not checked",
+            query=query.id,
+            handler=call.name,
+            options=SPLITTING,
+            hint="kconsume cannot read the options of the query's source: look at its readStream, and make sure that "
+            "it sets none of these options, because they split the range of a partition over several tasks",
+        )
+    else:
+        check_splitting(options, call)
 
 
 def check_options(options: Mapping[str, str], call: HandlerCall) -> None:
@@ -130,7 +146,7 @@ def check_trigger(trigger: Mapping[str, object]) -> None:
 
 def source_brokers(query: RunningQuery, kafka: Mapping[str, ClientValue]) -> str:
     """The brokers of the query's source. If they require authentication, the user must give `kafka`."""
-    options = query.source_options((_BROKERS, _SECURITY))
+    options = query.source_options((_BROKERS, _SECURITY)) or {}
     brokers = options.get(_BROKERS)
     if brokers is None:
         raise ConfigurationError(

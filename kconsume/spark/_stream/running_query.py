@@ -82,8 +82,9 @@ class RunningQuery:
     def checkpoint(self) -> str:
         return str(self._execution.resolvedCheckpointRoot())
 
-    def source_options(self, names: Sequence[str]) -> Mapping[str, str]:
-        """The given options of the query's only source; empty if this version of Spark does not show them.
+    def source_options(self, names: Sequence[str]) -> Mapping[str, str] | None:
+        """Those of the given options that the query's only source has. None if they cannot be read: this version of
+        Spark does not show them, or the query has several sources.
 
         Args:
             names: the options to look up. Other options are not read, because each takes a call to the JVM.
@@ -98,7 +99,7 @@ class RunningQuery:
             given = {name: options.get(name) for name in names}  # Spark ignores the case of names
             return {name: str(value) for name, value in given.items() if value is not None}
         except (Py4JError, ValueError):
-            return {}
+            return None
 
     def stateful_operators(self) -> list[str]:
         """The operators of the plan that keep rows from one batch to the next, by their names in the DataFrame API."""

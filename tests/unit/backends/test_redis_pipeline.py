@@ -17,7 +17,8 @@ from redis.crc import key_slot
 from kconsume.backends import RedisStore
 from kconsume.backends.redis.pipeline import MOST_ARGUMENTS, QueuedPipeline, Rules, table_of
 from kconsume.backends.redis.rows import Names, member_of, partition_of
-from kconsume.errors import TransactionMisused
+from kconsume.backends.redis.transaction import RedisTx
+from kconsume.errors import StoreError, StoreUnavailable, TransactionMisused
 from kconsume.records import Partition
 
 TABLE = table_of(
@@ -238,6 +239,32 @@ class TestQueue:
         encode = redis.ConnectionPool(port=1).get_encoder().encode
         words = [encode(each).decode() for each in given]  # type: ignore[no-untyped-call]
         assert msgspec.msgpack.decode(pipeline.packed(0, 1)) == [["0", "1", ["RPUSH", "a", *words]]]
+
+
+def wrapped(error: StoreError, how: str) -> Exception:
+    """The error as a handler raises it: unchanged, with a cause, or with a context that `from None` hides."""
+    if how == "unchanged":
+        return error
+    try:
+        try:
+            raise error
+        except StoreError as caught:
+            raise ValueError("no stock") from (caught if how == "from the cause" else None)
+    except ValueError as outer:
+        return outer
+
+
+class TestFault:
+    @pytest.mark.parametrize("how", ["unchanged", "from the cause", "from None"])
+    def test_an_error_that_the_server_caused_is_the_stores_also_when_wrapped(
+        self, pipeline: QueuedPipeline, how: str
+    ) -> None:
+        gone = StoreUnavailable("redis://localhost:1/0 cannot be reached")
+        assert RedisTx(pipeline).fault(wrapped(gone, how)) is gone
+
+    @pytest.mark.parametrize("how", ["unchanged", "from the cause", "from None"])
+    def test_control_any_other_error_is_the_handlers(self, pipeline: QueuedPipeline, how: str) -> None:
+        assert RedisTx(pipeline).fault(wrapped(TransactionMisused("not a command of a queue"), how)) is None
 
 
 class TestNames:
