@@ -123,7 +123,7 @@ def test_a_member_that_reaches_kafka_and_not_its_store_stands_still_with_a_cause
     job: Job, effects: PostgresEffects, database_wire: Wire, way: str
 ) -> None:
     """It stays a member, so its partitions stay its own; those of the other go on."""
-    cut_from_its_store_and_mend(job, effects, database_wire, way, "claim_waiting")
+    cut_from_its_store_and_mend(job, effects, database_wire, way, "store_unreachable")
 
 
 def cut_from_its_store_and_mend(job: Job, effects: PostgresEffects, wire: Wire, way: str, cause: str) -> None:

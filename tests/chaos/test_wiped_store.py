@@ -11,8 +11,8 @@ import redis
 from redis.client import Pipeline
 
 from kconsume import App, Partition, Record
-from kconsume._runtime import loop
 from kconsume._runtime.assignment import held_watch
+from kconsume._runtime.assignment.partition import OwnedPartition
 from kconsume.backends import open_store
 from kconsume.errors import ConfigurationError, StoreError
 from kconsume.testing.services import KafkaService
@@ -67,7 +67,7 @@ def test_offsets_that_are_gone_hold_their_partitions_until_a_user_decides(
     """`shown`: whether the Kafka group shows the offsets, too. It does not in the first second, nor where its rights
     refuse our commits."""
     if not shown:
-        monkeypatch.setattr(loop, "_to_mirror", lambda _: None)
+        monkeypatch.setattr(OwnedPartition, "offset_to_mirror", None)
     monkeypatch.setattr(held_watch, "LOOK_EVERY", 0.1)
     store, _, _ = wipe.partition("-")
     url = request.getfixturevalue(f"{store}_url")

@@ -102,7 +102,9 @@ def another_process_can_write(url: str) -> bool:
     code = f"""
         from kconsume.backends import SqliteStore
         from kconsume.backends.sqlite import connection
-        from kconsume.records import Partition
+        from kconsume.failures.retry_topics import Moment
+from kconsume.failures.retry_topics import Moment
+from kconsume.records import Partition
         connection._PATIENCE = 2.0
         SqliteStore.from_url({url!r}).reset("another", {{Partition("orders", 0): 1}})
     """
@@ -929,12 +931,15 @@ def shares_of_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> list[float]:
     """Seconds in each partition's handler until the first partition was through. Nothing is handled before all have
-    records: one that is fetched later is not starved."""
+    records: one that is fetched later is not starved. The lanes' clock shows the time that the handlers took, and not
+    the time that the machine took from them."""
     topic = arena.topic(partitions)
     arena.fill(topic, each, partitions)
     table(sqlite_url)
     app, seen, given = arena.app(group, sqlite_url), list[tuple[int, float]](), set[int]()
-    submit = AsyncLanes.submit
+    submit, now = AsyncLanes.submit, 0.0
+    monkeypatch.setattr("kconsume._runtime.lanes.event_loop._clock", lambda: now)
+    monkeypatch.setattr(Moment, "now", lambda: Moment(time.time(), now))
 
     def noted(lanes: AsyncLanes, lane: Lane, chunk: Chunk) -> None:
         given.add(lane.partition.number)
@@ -943,11 +948,13 @@ def shares_of_time(
     monkeypatch.setattr(AsyncLanes, "submit", noted)
 
     async def work(record: Record) -> None:
+        nonlocal now
         while len(given) < partitions:
             await asyncio.sleep(0.001)
-        began = time.monotonic()
-        await asyncio.sleep(0.003 if record.partition or record.offset else first)
-        seen.append((record.partition, time.monotonic() - began))
+        seconds = 0.003 if record.partition or record.offset else first
+        now += seconds
+        await asyncio.sleep(0)
+        seen.append((record.partition, seconds))
 
     if tx:
 
