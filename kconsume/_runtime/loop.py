@@ -76,9 +76,9 @@ class Loop:
         has_had: Callable[[str], bool],
         explain: Callable[[ClientError], Future[None]],
     ) -> None:
-        """consumer: the Kafka consumer.
-
+        """
         Args:
+            consumer: the Kafka consumer.
             assignment: the partitions of this consumer.
             events: gets what happens.
             memory: bytes that all lanes together may hold.

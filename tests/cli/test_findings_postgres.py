@@ -20,7 +20,7 @@ def found(**facts: object) -> dict[str, Finding]:
 def test_of_a_good_server_it_says_only_what_becomes_of_a_frozen_consumer() -> None:
     (finding,) = found().values()
     assert finding.level == "note"
-    assert "ends its connection at once" in finding.problem
+    assert "ends the connection at once" in finding.problem
 
 
 def test_what_becomes_of_a_frozen_consumer_of_another_role_is_told() -> None:

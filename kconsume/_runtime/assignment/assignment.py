@@ -78,9 +78,9 @@ class Assignment:
         grouped: bool,
         may_be_left: Callable[[Lane], bool] = lambda _: True,
     ) -> None:
-        """claims: asks the store.
-
+        """
         Args:
+            claims: asks the store.
             topic_checks: knows whether the survey before the first claim was answered.
             background: runs the calls of `claims`.
             make_lane: makes the lane of a claimed partition.

@@ -43,7 +43,7 @@ class Completion:
         self.handled = 0
         """How many records were handled."""
         self.skipped = 0
-        """How many records were passed without being handled, because a policy says so."""
+        """How many records were skipped, because a policy says so."""
         self.failure: HandlerFailed | None = None
         """The first record that failed for good and must end the consumer."""
         self._partitions = partitions

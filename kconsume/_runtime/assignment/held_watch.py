@@ -67,7 +67,10 @@ class HeldWatch:
         return self._active
 
     def step(self, held: Sequence[OwnedPartition]) -> HeldDecisions:
-        """held: the partitions that are held now."""
+        """
+        Args:
+            held: the partitions that are held now.
+        """
         self._active = bool(held)
         if self._say_due.passed:
             self._say_due = Deadline(SAY_EVERY)

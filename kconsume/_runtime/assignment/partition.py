@@ -154,7 +154,12 @@ class PendingClaim:
     """
 
     def __init__(self, partitions: Mapping[Partition, OwnedPartition], call: ClaimCall, pause: float = 0.0) -> None:
-        """pause: seconds until the claim is due."""
+        """
+        Args:
+            partitions: the partitions to claim.
+            call: claims them in the store.
+            pause: seconds until the claim is due.
+        """
         self.partitions = partitions
         self.call = call
         self.answer: Future[Answers] | None = None
@@ -178,7 +183,10 @@ class Confirmation:
     the epoch of the row."""
 
     def __init__(self, pause: float = 0.0) -> None:
-        """pause: seconds until the row is read."""
+        """
+        Args:
+            pause: seconds until the row is read.
+        """
         self.due = Deadline(pause)
         self.reading: Future[dict[Partition, Position]] | None = None
         self.row: Position | None = None

@@ -128,7 +128,10 @@ class PartitionOutbox:
     """
 
     def __init__(self, epoch: int) -> None:
-        """epoch: the fencing epoch under which this process owns the partition."""
+        """
+        Args:
+            epoch: the fencing epoch under which this process owns the partition.
+        """
         self.epoch = epoch
         self.pending = 0
         """How many rows were written here and are not deleted yet."""

@@ -284,7 +284,7 @@ class ChunkRun:
     def _retry(self, message: Message, error: BaseException) -> Generator[Step, StepResult, bool]:
         """Wait for the next attempt, if the policy allows one. Returns whether the failed records are to be run again.
 
-        Also True if the lane must stop during the wait. Then nothing more runs, and no offset passes.
+        Also True if the lane must stop during the wait. Then nothing more runs, and the offset does not move.
         """
         now = self._rules.clock().steady
         if self._failed_at is None:

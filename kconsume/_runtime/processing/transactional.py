@@ -230,7 +230,7 @@ class _Undo(Exception):
 
 
 def _or_undo(result: StepResult, tx: Tx | AsyncTx, *, abandoned: bool = False) -> StepResult:
-    """The same result if the slice is done. Otherwise raises, so that the transaction is rolled back.
+    """Return `result` if the slice is done. Otherwise raise, so that the transaction is rolled back.
 
     Args:
         abandoned: True if the handler still runs on an abandoned thread and can use the connection.

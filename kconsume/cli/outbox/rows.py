@@ -86,7 +86,7 @@ def _source_of_app(name: str, group: str | None) -> OutboxSource:
     if not with_outbox:
         addresses = ", ".join(sorted({masked_address(store.address) for store in stores.values()}))
         raise ConfigurationError(
-            f"{addresses} has no outbox: the broker confirms what handlers send before the offset passes"
+            f"{addresses} has no outbox: the broker confirms what handlers send before the offset is stored"
         )
     if len({store.address for store in with_outbox}) > 1:
         groups = " or ".join(sorted(plan.group for plan in plans))

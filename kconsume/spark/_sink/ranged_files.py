@@ -85,11 +85,13 @@ class RangeNote(msgspec.Struct, frozen=True):
 
 
 class RangedFiles:
-    """Writes files into the folder, for one process. Several processes may write into one folder at once."""
+    """Writes files into the folder, for one process. Several processes may write into one folder at once.
+
+    Making the object does no I/O.
+    """
 
     def __init__(self, folder: Path, suffix: str, sink: SinkId, writer: str | None = None) -> None:
-        """Make the object, without I/O.
-
+        """
         Args:
             folder: the folder that users read.
             suffix: the ending of the files' names.
