@@ -333,7 +333,7 @@ class KafkaConsumer:
         partitions.clear()
         if starts:
             self.start_at(starts)
-            self._fetched.waited.difference_update(starts)  # once: a second such answer is a real fault
+            self._fetched.waited.difference_update(starts)  # a second such answer is a real fault
 
     def _without_repeats(self, runs: Runs) -> Runs:
         """Return the runs without records that came before.
@@ -473,7 +473,7 @@ class KafkaConsumer:
 
     def _poll_until(self, done: Callable[[], bool], deadline: Deadline) -> None:
         while not done() and not deadline.passed:
-            # Drops a record: its offset is not committed, so the next owner reads it.
+            # A record that this poll returns is dropped. Its offset is not committed, so the next owner reads it.
             self._consumer.poll(_POLL_INTERVAL)
 
     # Callbacks

@@ -323,7 +323,7 @@ class Loop:
         for _, trouble in sorted(self._assignment.partitions.troubles.items()):
             self._fail(trouble.error)
 
-    # Small steps
+    # Steps of the methods above
 
     def _check_topics(self, now: float) -> None:
         """Check the topic ids. The client does not notice that a topic was deleted and made again, and continues in the

@@ -95,7 +95,7 @@ class HeldWatch:
             if reading.exception() is None:
                 return _decide([o for o in held if self._asked_for.get(o) is o.trouble], reading.result())
             if not isinstance(reading.exception(), StoreUnavailable | BrokerUnavailable):
-                reading.result()  # raises
+                reading.result()  # raises the exception of the reading
         return HeldDecisions()
 
 

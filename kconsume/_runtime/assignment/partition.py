@@ -1,7 +1,7 @@
-"""One assigned partition, its claims, and its confirmation after a fence: values with a little state.
+"""One assigned partition, its claims, and its confirmation after a fence.
 
-The owner thread writes them. A claim on the background thread reads `OwnedPartition.token` of the partitions in a
-`Membership`.
+The owner thread writes these objects. A claim on the background thread reads `OwnedPartition.token` of the partitions
+in a `Membership`.
 
 A late answer (a report of a lane, a claim, a confirmation) is recognised by its *token*: the object that was in charge
 of the partition when the question was asked. `Assignment.current` compares the token with the object in charge now.

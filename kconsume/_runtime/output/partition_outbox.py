@@ -218,7 +218,7 @@ class PartitionOutbox:
         """Which rows to read: None for all rows, else only rows to topics that are not held."""
         return Targets(tuple(self.holds), others=True) if self.holds else None
 
-    # What is there
+    # The rows in the table and in memory
 
     def open(self, epoch: int) -> None:
         """Note that this process owns the partition under `epoch`."""
@@ -328,7 +328,7 @@ class PartitionOutbox:
         self._tail.clear()
         self._tail_bytes = 0
 
-    # How it went
+    # Sending, and its results
 
     def split(self) -> Sequence[TopicRows]:
         """Divide the chosen rows by topic, to be sent."""

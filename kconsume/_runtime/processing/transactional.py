@@ -90,7 +90,7 @@ class TransactionalAttempt:
                 return self._once(lane, step)
             except Conflict as error:
                 if len(step.part) > 1:
-                    return StepResult(0, step.part[0], error, certain=False)  # fewer records, fewer conflicts
+                    return StepResult(0, step.part[0], error, certain=False)  # smaller slices have fewer conflicts
             time.sleep(pause * random.uniform(0.5, 1.0))
         return self._once(lane, step)
 

@@ -257,7 +257,7 @@ def write_dead_letter(
     _print_skipped(failure, outcome, as_json)
 
 
-# Which failure
+# Choosing the failure
 
 
 def _app_and_partition(words: Sequence[str], action: str) -> tuple[str | None, Partition]:
@@ -336,7 +336,7 @@ def _failures(plans: Sequence[tuple[ConsumerPlan, Mapping[str, ClientValue]]]) -
     return [failure for each in failures.values() for failure in each]
 
 
-# What is shown
+# Output
 
 
 def _shown(record: Record) -> ShownFailure:

@@ -115,7 +115,7 @@ def numbers_in(words: Sequence[str], command: str) -> tuple[str | None, list[int
     return (others[0] if others else None), [int(number) for number in numbers]
 
 
-# What blocks
+# Why rows are blocked
 
 
 class Reasons:

@@ -142,7 +142,7 @@ class RangedFiles:
         os.rename(file, kept)
         _sync(kept.parent)
         if not self._make_note(source, at, note):
-            os.rename(kept, file)  # back to its staging folder, for another attempt
+            os.rename(kept, file)  # the file goes back to its staging folder, for another attempt
             self._ends.pop(source, None)
             return False
         self._move_to_place(note)
@@ -181,7 +181,7 @@ class RangedFiles:
         except FileNotFoundError:
             if self._kept_path(note).exists():
                 raise
-            # If it does not exist, another writer has moved it.
+            # If the file does not exist, another writer has moved it.
         _sync(self.folder)
 
     def _open_chain(self, source: RangeSource) -> int:

@@ -206,7 +206,7 @@ class ForeachBatch:
         if self.in_stream or (known is not None and known.is_handled_here()):
             return
         if known is None and not self.closed.is_set():
-            return  # the first batch
+            return  # this is the first batch
         try:
             query = RunningQuery(df)
         except ConfigurationError:

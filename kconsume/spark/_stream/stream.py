@@ -54,9 +54,9 @@ def stream(
     """
     if is_connect(spark):
         raise ConfigurationError(
-            "stream() does not work with Spark Connect: it needs the driver's JVM to read the checkpoints and to stop the "
-            "queries. Run the driver in classic mode (spark-submit, or SparkSession.builder.master(...)), or use an app "
-            "whose handlers take a pyspark.sql.DataFrame"
+            "stream() does not work with Spark Connect: it needs the driver's JVM to read the checkpoints and to stop "
+            "the queries. Run the driver in classic mode (spark-submit, or SparkSession.builder.master(...)), or use "
+            "an app whose handlers take a pyspark.sql.DataFrame"
         )
     chosen: Mapping[str, Any] = {"processingTime": trigger} if isinstance(trigger, str) else dict(trigger or {})
     check_trigger(chosen)
