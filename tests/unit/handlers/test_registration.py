@@ -82,7 +82,7 @@ class TestBatches:
         assert register(both).binding.batched
         with pytest.raises(InvalidHandler, match="a batch has many records; ask for record: Batch"):
             register(wrong)
-        with pytest.raises(InvalidHandler, match="ask for batch: Record, or annotate the payload as list"):
+        with pytest.raises(InvalidHandler, match="ask for batch: Record instead, or annotate the payload"):
             register(wrong_too)
 
     @pytest.mark.parametrize(
