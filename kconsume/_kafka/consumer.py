@@ -94,9 +94,9 @@ class StartAt(NamedTuple):
 PAUSED_AT_ZERO = StartAt(0, paused=True)
 """Where a partition waits for its claim.
 
-Not `OFFSET_BEGINNING`: the client would ask the broker for the first offset, and go there when the answer comes, even
-if the partition was started elsewhere meanwhile (measured; a slow broker is enough). With a number the client asks
-nothing.
+The offset is a number and not `OFFSET_BEGINNING`. With `OFFSET_BEGINNING` the client would ask the broker for the first
+offset, and go there when the answer comes, even if the partition was started elsewhere meanwhile (measured; a slow
+broker is enough). With a number the client asks nothing.
 """
 
 

@@ -67,7 +67,7 @@ class Committer(Protocol):
         ...
 
     def send(self, entries: CommitEntries) -> None:
-        """Send a set of offsets. Not while `busy`."""
+        """Send a set of offsets. Must not be called while `busy`."""
         ...
 
     def collect(self) -> Receipt | None:

@@ -68,7 +68,8 @@ class Completion:
         self._take(report)
 
     def step(self) -> None:
-        """Let lanes send their dead letters again. Not inside a callback: a lane may work on the owner thread."""
+        """Let lanes send their dead letters again. Must not be called inside a callback, because a lane may work on the
+        owner thread."""
         lanes, self._with_letters = self._with_letters, []
         for lane in lanes:
             lane.lanes.submit(lane, Chunk([], 0, -1))

@@ -47,7 +47,7 @@ class OwnedPartition:
         self.partition = partition
         self.state = State.CLAIMING
         self.claim: PendingClaim | None = None
-        """Its latest claim."""
+        """The latest claim of the partition."""
         self.confirmation: Confirmation | None = None
         """The steps to claim it again, after the store has refused our work or our claim."""
         self.lane: Lane | None = None

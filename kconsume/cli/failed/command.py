@@ -100,7 +100,7 @@ class _FailureInGroup(NamedTuple):
 
 
 class _FailedCommands(CommandGroup):
-    """Also accepts the word order of earlier versions: `kconsume failed APP list`."""
+    """The commands of `kconsume failed`. The word order of earlier versions also works: `kconsume failed APP list`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         action = next((word for word in args if word in self.commands), None)

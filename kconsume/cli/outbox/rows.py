@@ -36,7 +36,7 @@ class OutboxSource:
     store: str
     reader: OutboxReader
     groups: frozenset[str] | None
-    """Only rows of these groups; None for all."""
+    """The groups whose rows are shown; None for all groups."""
     cluster: Cluster | None
     kafka: Mapping[str, ClientValue]
 
