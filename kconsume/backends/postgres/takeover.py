@@ -118,7 +118,7 @@ def _end(connection: PooledConnection, pid: int, statement: str, values: Values,
             backend=pid,
             reason=reason,
             cause=error.diag.message_primary,
-            hint=f"{fix}; until then, such a backend keeps its locks for as long as its idle limit",
+            hint=f"{fix}; until then, only the idle limit ends the backend and frees its locks",
         )
 
 
