@@ -141,9 +141,10 @@ def sending(registration: Registration) -> str:
     """Return what is guaranteed for the records that a handler sends."""
     if capabilities_of(registration.store).outbox is not None:
         return (
-            "by the outbox, only if the offset of the handled record passes; again after a kill, with the same origin"
+            "by the outbox, only if the offset of the handled record is stored; again after a kill, with the same "
+            "origin"
         )
-    return "at least once, confirmed before the offset passes"
+    return "at least once, confirmed before the offset is stored"
 
 
 def farewell(report: Report) -> None:
@@ -197,7 +198,7 @@ def tell_failure(error: BaseException) -> None:
     lines = [] if shown is None else [handlers_trace(shown)]
     lines.append(f"error: {error}")
     if isinstance(error, HandlerFailed):
-        lines.append("  its offset was not passed: the record is handled again at the next start")
+        lines.append("  the offset did not pass this record: it is handled again at the next start")
         lines.append(f"  see it again: {error.try_command}")
     _write(lines)
 

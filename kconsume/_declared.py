@@ -103,8 +103,8 @@ class Declarations:
                 )
             if old.group == new.group and old.consumer_key != new.consumer_key:
                 raise ConfigurationError(
-                    f"{old.name} and {new.name} share group {new.group!r} but keep its offsets in different stores: "
-                    f"use one store for a group, or give one handler its own group="
+                    f"{old.name} and {new.name} share group {new.group!r} but keep the group's offsets in different "
+                    f"stores: use one store for the group, or give one handler another group="
                 )
 
     def unread_variables(self) -> list[UnreadVariable]:

@@ -124,8 +124,8 @@ class _Fields(dict[str, object]):
     """The attributes of a log record, including those of a `LogContext`.
 
     `Logger.makeRecord` raises KeyError when `extra=` has a name that the log record has already, and users log with
-    `extra={"topic": ...}`. So only `makeRecord` does not see the names of the context, and the user's values replace
-    the values of the context. Formatters, filters and handlers that read `vars(record)` see the names.
+    `extra={"topic": ...}`. Therefore the names of the context are hidden from `makeRecord`. It finds no conflict, and
+    the user's value replaces the value of the context. All other code that reads `vars(record)` sees the names.
     """
 
     __slots__ = ("place",)

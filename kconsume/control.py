@@ -82,8 +82,8 @@ class RunningControl:
         registration = self._registration_of(handler)
         if registration.retry_chain is not None:
             raise ConfigurationError(
-                f"{registration.name} has RetryTopics, which are created for its topics when the app starts: name all "
-                f"of its topics in @app.consume"
+                f"{registration.name} has RetryTopics, which are created for the handler's topics when the app starts: "
+                f"name all topics of the handler in @app.consume"
             )
         if not topics:
             raise ConfigurationError(

@@ -179,11 +179,12 @@ class ResourceFailed(KconsumeError):
 
 
 class SendFailed(KconsumeError):
-    """A record cannot be sent, or the broker did not confirm it. The offset was not passed."""
+    """A record cannot be sent, or the broker did not confirm it. The offset of the handled record is not
+    stored."""
 
 
 class LetterFailed(KconsumeError):
-    """A dead letter could not be written. The write is tried again, and the offset of the record is not passed."""
+    """A dead letter could not be written. The write is tried again, and the offset does not pass the record."""
 
 
 class TooManyFailures(KconsumeError):

@@ -1,6 +1,6 @@
 """The properties of the Kafka client: defaults with their reasons, refused properties, and secrets.
 
-Values only. This file must not open a connection.
+This file must not open a connection.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ DEFAULTS = (
 )  # fmt: skip
 
 FORBIDDEN = {
-    "enable.auto.commit": "an offset passes when the handler has returned, never by a timer",
-    "enable.auto.offset.store": "an offset passes when the handler has returned, never when the record was fetched",
+    "enable.auto.commit": "an offset is stored after the handler has returned, never by a timer",
+    "enable.auto.offset.store": "an offset is stored after the handler has returned, not when the record is fetched",
     "auto.offset.reset": "set start='earliest', 'latest' or 'error' in @app.consume; a stored offset is never skipped",
     "group.id": "set App(group=...)",
     "group.instance.id": "set App(instance=...)",

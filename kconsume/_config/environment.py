@@ -29,7 +29,7 @@ PREFIX = "KCONSUME_"
 _KAFKA = "KAFKA_"
 _HANDLER = "HANDLER_"
 
-# Read elsewhere: by the command line, the demo and the tests.
+# Variables that the command line, the demo and the tests read.
 _READ_ELSEWHERE = frozenset({"APP", "LOG_FORMAT", "LOG_LEVEL"})
 _FAMILIES_READ_ELSEWHERE = ("TEST_", "DEMO_")
 

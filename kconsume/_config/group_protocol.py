@@ -4,7 +4,7 @@
     cooperative    cooperative-sticky      a member gives up only partitions that move (KIP-429); the default
     consumer       group.protocol          the broker moves partitions one by one (KIP-848)
 
-Values only. `_kafka/consumer.py` describes what happens in a rebalance.
+This module takes no part in a rebalance; `_kafka/consumer.py` describes what happens in one.
 """
 
 from __future__ import annotations

@@ -100,8 +100,8 @@ def _fields(handler: str, model: look.Type, text: str) -> dict[str, ColumnKind]:
             kind = None
         if kind is None:
             raise InvalidHandler(
-                f"{handler} cannot have {text} as columns: no column holds its field {name!r}; use int, float, bool, "
-                f"str, bytes, datetime, date, Decimal, UUID, an Enum, a list, a dict with str as its keys, a model, "
+                f"{handler} cannot have {text} as columns: no column holds the field {name!r}; use int, float, bool, "
+                f"str, bytes, datetime, date, Decimal, UUID, an Enum, a list, a dict with str keys, a model, "
                 f"or one of these | None"
             )
         kinds[name] = kind

@@ -1,6 +1,6 @@
 """`Batching` says when a batch is passed to its handler. `Batch` has the records of one batch.
 
-Values only. This module must not wait, collect records or decode them.
+This module must not wait, collect records or decode them.
 """
 
 from __future__ import annotations

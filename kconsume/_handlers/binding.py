@@ -200,7 +200,7 @@ def bind(
             expression = f"resource_{name}"
             resources[name] = hint
         elif parameter.has_default:
-            by_name = True  # by position, the next arguments would take its place
+            by_name = True  # by name from here on: passed by position, the next argument would go to this parameter
             continue
         else:
             raise _unavailable(signature, parameter, available)
@@ -231,12 +231,12 @@ def _metadata(signature: Signature, parameter: Parameter) -> str | None:
         return "batch"
     if hint is Record:
         raise InvalidHandler(
-            f"{signature.name} gets {signature.payload} and asks for {name}: Record: a batch has many; ask for "
-            f"{name}: Batch"
+            f"{signature.name} gets {signature.payload} and asks for {name}: Record, but a batch has many records; ask "
+            f"for {name}: Batch"
         )
     if hint is Batch:
         raise InvalidHandler(
-            f"{signature.name} gets one record at a time and asks for {name}: Batch: ask for {name}: Record, "
+            f"{signature.name} gets one record at a time and asks for {name}: Batch; ask for {name}: Record instead, "
             f"or annotate the payload as list[...]"
         )
     return None
@@ -265,8 +265,9 @@ def _must_match_async(signature: Signature, parameter: Parameter, available: Ava
 def _must_have_one_provider(handler: str, name: str, hint: object, available: Available) -> None:
     if _is_resource(hint, available):
         raise InvalidHandler(
-            f"{handler} asks for {name}: {text_of(hint)}, which both the store {available.store} (its transaction) "
-            f"and the resource {available.resources[hint]} provide: let the resource provide a type of its own"
+            f"{handler} asks for {name}: {text_of(hint)}, which the store {available.store} provides as the "
+            f"transaction and the resource {available.resources[hint]} provides too; let the resource provide "
+            f"another type"
         )
 
 

@@ -87,7 +87,7 @@ def check_decode(handler: str, parameter: str, decode: object) -> None:
     if is_deserializer(decode):
         if not _can_be_called(decode, b"", None):
             raise InvalidHandler(
-                f"{handler} has decode={name}, a Deserializer that cannot be called with a value and its "
+                f"{handler} has decode={name}, a Deserializer that cannot be called with a value and a "
                 f"SerializationContext: give its __call__ both parameters (value, ctx=None)"
             )
     elif not _can_be_called(decode, b""):

@@ -75,8 +75,8 @@ def _check_member(handler: str, parameter: str, member: object, *, alone: bool) 
     if is_pydantic_1(member):
         own = f"{text}.parse_raw" if hasattr(member, "parse_raw") else " a function that makes it from the value"
         raise InvalidHandler(
-            f"{handler} cannot get {parameter}: {text}: it is a model of pydantic 1, and kconsume reads those of "
-            f"pydantic 2 only: derive it from pydantic 2's BaseModel, or pass decode={own}"
+            f"{handler} cannot get {parameter}: {text}, because that is a model of pydantic 1, and kconsume reads "
+            f"only those of pydantic 2; derive it from pydantic 2's BaseModel, or pass decode={own}"
         )
     if not is_json_type(member):
         raise InvalidHandler(
@@ -98,13 +98,13 @@ def _msgspec_decoder(handler: str, parameter: str, wanted: object) -> Decode:
         ) from error
     except Exception as error:  # annotations of fields are expressions, and may raise anything
         raise InvalidHandler(
-            f"{handler} cannot get {parameter}: {text}: the type of one of its fields cannot be read "
-            f"({error}): define or import the types of its fields in its module, not in a function"
+            f"{handler} cannot get {parameter}: {text}, because the type of a field in it cannot be read ({error}); "
+            f"define or import that type at the top of the module that defines the field, not in a function"
         ) from error
     if foreign is not None:
         raise InvalidHandler(
-            f"{handler} cannot get {parameter}: {text}: it holds {text_of(foreign)}, a pydantic model, which only "
-            f"pydantic can fill: make the whole a pydantic model (pydantic.RootModel[{text}] for a dict)"
+            f"{handler} cannot get {parameter}: {text}, because it holds {text_of(foreign)}, a pydantic model, which "
+            f"only pydantic can fill; make the whole a pydantic model (pydantic.RootModel[{text}] for a dict)"
         )
     return decode
 

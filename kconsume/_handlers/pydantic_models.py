@@ -47,8 +47,8 @@ def pydantic_decoder(
         )
     if sys.modules.get("pydantic") is None:
         raise InvalidHandler(
-            f"{handler} cannot get {parameter}: {text}: it is a pydantic model, and there is no pydantic to read it: "
-            f"pip install pydantic"
+            f"{handler} cannot get {parameter}: {text}, because it is a pydantic model, and there is no pydantic to "
+            f"read it; pip install pydantic"
         )
     import pydantic
 
@@ -56,9 +56,9 @@ def pydantic_decoder(
         field = _distinguishing_field(members)
         if field is None:
             raise InvalidHandler(
-                f"{handler} cannot get {parameter}: {text}: nothing tells them apart; give each a field of the same "
-                f'name with a value of its own (kind: Literal["placed"]), or name the field that does: '
-                f'Annotated[{text}, pydantic.Field(discriminator="kind")]'
+                f"{handler} cannot get {parameter}: {text}, because nothing tells these models apart; give each model "
+                f'a field of the same name with a different value (kind: Literal["placed"]), or name the field that '
+                f'differs with Annotated[{text}, pydantic.Field(discriminator="kind")]'
             )
         wanted = annotated(typing.Union[tuple(members)], (pydantic.Field(discriminator=field),))  # noqa: UP007
     try:
@@ -68,8 +68,8 @@ def pydantic_decoder(
         return adapter.validator.validate_json  # the adapter's own method would cost one more frame for each record
     except Exception as error:  # annotations of fields are expressions, and may raise anything
         raise InvalidHandler(
-            f"{handler} cannot get {parameter}: {text}: pydantic cannot read it ({_first_line(error)}): correct the "
-            f"model, or import the types of its fields in its module"
+            f"{handler} cannot get {parameter}: {text}, because pydantic cannot read it ({_first_line(error)}); "
+            f"correct the model, or import the types of its fields in the module that defines the model"
         ) from error
 
 

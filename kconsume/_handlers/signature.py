@@ -207,7 +207,7 @@ def _is_table(hint: object) -> bool:
     return isinstance(hint, type) and hint.__name__ == "Table" and hint.__module__.partition(".")[0] == "pyarrow"
 
 
-# What it returns
+# The return annotation
 
 
 def _returns(hints: Mapping[str, object]) -> Returns:

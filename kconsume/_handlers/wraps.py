@@ -1,7 +1,7 @@
 """Context managers around each call of a handler: `@app.wrap`.
 
 A wrap sees the record and how the handler ended. A wrap cannot change the outcome: an error that it swallows is raised
-again, because an offset passes only after its handler returned.
+again, because the offset passes a record only after its handler returned.
 """
 
 from __future__ import annotations

@@ -331,7 +331,7 @@ class Cluster:
         """Return the names of all groups, sorted. Raises if a broker did not answer."""
         deadline = self._deadline()
         listed = self._answer(self._admin().list_consumer_groups(request_timeout=_left(deadline)), deadline)
-        for error in listed.errors:  # from brokers that did not answer; `valid` has the groups of the others
+        for error in listed.errors:  # each comes from a broker that did not answer; `valid` has the rest
             raise self._refused(error.args[0] if isinstance(error, KafkaException) else error)
         return sorted(group.group_id for group in listed.valid)
 

@@ -1,4 +1,7 @@
-"""Error answers to the requests of `Cluster`, and the messages for users. Values only."""
+"""What the broker's error codes mean for the requests of `Cluster`, and the error that the user gets for each.
+
+Sends nothing to a broker.
+"""
 
 from __future__ import annotations
 

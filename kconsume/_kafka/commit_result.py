@@ -91,9 +91,9 @@ def lasting_refusal(
     code = error.code()
     if not subscribed and code in _GROUP_HAS_MEMBERS:
         return GroupRefused(
-            f"group {group!r} has members, who share its partitions, so it takes no offsets from a handler "
-            f"with partitions= ({error.str()}); records since its last commit are handled again: give this "
-            f"handler a group= of its own, or stop the others and start it again"
+            f"group {group!r} has members, who share the partitions, so the broker refuses a commit from a handler "
+            f"with partitions= ({error.str()}). The records since the last commit are handled again. Give this handler "
+            f"another group=, or stop the members and start this handler again"
         )
     if code in _REPEATED_LATER or code in _NOT_A_MEMBER or code in _ABOUT_THE_TOPIC:
         return None

@@ -94,9 +94,9 @@ class StartAt(NamedTuple):
 PAUSED_AT_ZERO = StartAt(0, paused=True)
 """Where a partition waits for its claim.
 
-Not `OFFSET_BEGINNING`: the client would ask the broker for the first offset, and go there when the answer comes, even
-if the partition was started elsewhere meanwhile (measured; a slow broker is enough). With a number the client asks
-nothing.
+The offset is a number and not `OFFSET_BEGINNING`. With `OFFSET_BEGINNING` the client would ask the broker for the first
+offset, and go there when the answer comes, even if the partition was started elsewhere meanwhile (measured; a slow
+broker is enough). With a number the client asks nothing.
 """
 
 
@@ -333,7 +333,7 @@ class KafkaConsumer:
         partitions.clear()
         if starts:
             self.start_at(starts)
-            self._fetched.waited.difference_update(starts)  # once: a second such answer is a real fault
+            self._fetched.waited.difference_update(starts)  # a second such answer is a real fault
 
     def _without_repeats(self, runs: Runs) -> Runs:
         """Return the runs without records that came before.
@@ -473,7 +473,7 @@ class KafkaConsumer:
 
     def _poll_until(self, done: Callable[[], bool], deadline: Deadline) -> None:
         while not done() and not deadline.passed:
-            # Drops a record: its offset is not committed, so the next owner reads it.
+            # A record that this poll returns is dropped. Its offset is not committed, so the next owner reads it.
             self._consumer.poll(_POLL_INTERVAL)
 
     # Callbacks

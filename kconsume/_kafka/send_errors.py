@@ -1,4 +1,7 @@
-"""Error messages for records that could not be sent: the client's cause, and the fix. Values only."""
+"""Error messages for records that could not be sent: the client's cause, and the fix.
+
+Makes texts; sends nothing to a broker, and tries no record again.
+"""
 
 from __future__ import annotations
 

@@ -57,7 +57,8 @@ def pace_of(handler: HandlerPlan, store: OffsetStore) -> Pace:
 
 
 def _waits_for_a_server(handler: HandlerPlan, store: OffsetStore) -> bool:
-    """Whether the handler can have several open transactions, so that one uses the interpreter while others wait."""
+    """Whether several transactions of the handler can be open at once. Then one can use the interpreter while the
+    others wait for the server."""
     transactional = capabilities_of(store).transactional
     return handler.in_transactions and transactional is not None and transactional.parallel != 1
 
@@ -156,7 +157,10 @@ def _transactional_work(
     *,
     stamped: bool,
 ) -> Work:
-    """stamped: whether records that the handler sends get the header that says which record they came from."""
+    """
+    Args:
+        stamped: whether records that the handler sends get the header that says which record they came from.
+    """
     offers, binding = capabilities_of(store), handler.binding
     transactional = offers.transactional
     assert transactional is not None  # checked when the handler was decorated

@@ -63,9 +63,9 @@ class RunningConsumer:
     """
 
     def __init__(self, plan: ConsumerPlan, shared: SharedParts, ended: Callable[[], None]) -> None:
-        """plan: what to run.
-
+        """
         Args:
+            plan: what to run.
             shared: what the consumers of the app share.
             ended: called after the loop has ended, on its thread.
         """

@@ -18,9 +18,10 @@ class Dispatcher:
     """Gives fetched records to the lanes of the partitions of one consumer."""
 
     def __init__(self, partitions: OwnedPartitions, memory: int, most_records: int) -> None:
-        """memory: bytes that all lanes together may hold.
-
+        """
         Args:
+            partitions: the partitions of the consumer.
+            memory: bytes that all lanes together may hold.
             most_records: records of one fetch.
         """
         self.fetch_size: int | None = None

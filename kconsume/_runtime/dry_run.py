@@ -78,7 +78,7 @@ class DryRunResult:
     error: BaseException | None
     """The error of the failed record, else the error of the first skipped record. None if no record failed."""
     sent: list[Outgoing]
-    """The records that the handler would send, for consumed records whose offsets would pass."""
+    """The records that the handler would send, for consumed records that the offset would pass."""
     dead_letters: list[Outgoing]
     """The dead letters that would be written, to a topic or a table."""
 

@@ -79,9 +79,9 @@ class Guard:
     """
 
     def __init__(self, block: Block, seconds: float, stop: Callable[[], None], on_failure: OnFailure | None) -> None:
-        """block: the user's block.
-
+        """
         Args:
+            block: the user's block.
             seconds: time within which the process ends.
             stop: stops all consumers of the app.
             on_failure: the user's callback, instead of the end of the process.

@@ -47,7 +47,10 @@ class _Tasks:
     """The tasks of kconsume on one loop. `_running` is used on the loop only."""
 
     def __init__(self, context: Context) -> None:
-        """context: each task begins with a copy of it."""
+        """
+        Args:
+            context: each task begins with a copy of it.
+        """
         self._context = context
         self._running: set[asyncio.Task[None]] = set()
 

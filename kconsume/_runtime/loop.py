@@ -76,9 +76,9 @@ class Loop:
         has_had: Callable[[str], bool],
         explain: Callable[[ClientError], Future[None]],
     ) -> None:
-        """consumer: the Kafka consumer.
-
+        """
         Args:
+            consumer: the Kafka consumer.
             assignment: the partitions of this consumer.
             events: gets what happens.
             memory: bytes that all lanes together may hold.
@@ -323,7 +323,7 @@ class Loop:
         for _, trouble in sorted(self._assignment.partitions.troubles.items()):
             self._fail(trouble.error)
 
-    # Small steps
+    # Steps of the methods above
 
     def _check_topics(self, now: float) -> None:
         """Check the topic ids. The client does not notice that a topic was deleted and made again, and continues in the

@@ -1,4 +1,4 @@
-"""What to run: one handler, one consumer, and what the handlers of an app share. Values only."""
+"""What to run: one handler, one consumer, and what the handlers of an app share. Starts and opens nothing."""
 
 from __future__ import annotations
 

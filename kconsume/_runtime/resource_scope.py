@@ -27,9 +27,9 @@ class ResourceScope:
     def __init__(
         self, declared: Mapping[object, Resource], given: Mapping[object, object], handler_loop: HandlerLoop
     ) -> None:
-        """declared: the resources of the app, by type.
-
+        """
         Args:
+            declared: the resources of the app, by type.
             given: ready objects that replace declared resources of the same type.
             handler_loop: where async resources are built and closed.
         """

@@ -20,7 +20,7 @@ class Wanted(NamedTuple):
     pattern: str | None = None
     """A regular expression that matches whole topic names."""
     retries: tuple[str, ...] = ()
-    """Its retry topics. They are made at start and must exist afterwards."""
+    """The retry topics of the handler. They are made at start and must exist afterwards."""
     redrives: tuple[str, ...] = ()
     """Topics to which its dead letters were sent back. They may be deleted at any time; this is no fault."""
 

@@ -22,7 +22,11 @@ class Running(Generic[T]):
     def __init__(
         self, plain: Callable[[], AbstractContextManager[T]], on_loop: Callable[[], AbstractAsyncContextManager[T]]
     ) -> None:
-        """plain: makes the context manager of `with`. on_loop: makes the context manager of `async with`."""
+        """
+        Args:
+            plain: makes the context manager of `with`.
+            on_loop: makes the context manager of `async with`.
+        """
         self._make_plain = plain
         self._make_on_loop = on_loop
 

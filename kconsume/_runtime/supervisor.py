@@ -105,9 +105,9 @@ class Supervisor:
         shared: AppParts,
         guard: Guard | None = None,
     ) -> None:
-        """plans: one for each consumer.
-
+        """
         Args:
+            plans: one for each consumer.
             shutdown: seconds from the request to stop until the end.
             shared: the objects that the consumers share. The supervisor closes them.
             guard: the guard of the user's `with` block. It is called when the app has failed.

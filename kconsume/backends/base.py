@@ -1,10 +1,10 @@
-"""The contracts of an offset store, in three levels. A store implements one of these protocols.
+"""The contracts of an offset store: three protocols, each an extension of the one before. A store implements one.
 
     OffsetStore          keeps offsets                                         at least once
     FencedStore          also records which consumer owns a partition          at least once; a zombie cannot commit
     TransactionalStore   also commits handlers' writes and offsets together    exactly once
 
-A store declares everything beyond its level in `Capabilities`.
+A store declares everything beyond its protocol in `Capabilities`.
 
 All methods may block and may be called from several threads at once. No method is called on the thread that polls
 Kafka. A store that cannot be reached raises `StoreUnavailable`, and the caller tries again. A store that finds a newer

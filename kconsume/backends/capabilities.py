@@ -1,8 +1,9 @@
-"""The capabilities of a store beyond its level (see `base`), declared as one value.
+"""The capabilities of a store beyond its protocol (see `base`), declared as one value.
 
-A store that can do more than its level has a property `capabilities` that returns a `Capabilities`. All other code
-calls `capabilities_of`, and does not test stores or transactions for protocols or attributes. Most capabilities have a
-protocol below, which says what the store must do. The conformance suite checks that a store does what it declares.
+A store that can do more than its protocol requires has a property `capabilities` that returns a `Capabilities`. All
+other code calls `capabilities_of`, and does not test stores or transactions for protocols or attributes. Most
+capabilities have a protocol below, which says what the store must do. The conformance suite checks that a store does
+what it declares.
 """
 
 from __future__ import annotations
@@ -94,14 +95,14 @@ class Capabilities:
 
 @runtime_checkable
 class DeclaringStore(OffsetStore, Protocol):
-    """A store that declares its capabilities beyond its level."""
+    """A store that declares its capabilities beyond its protocol."""
 
     @property
     def capabilities(self) -> Capabilities: ...
 
 
 def capabilities_of(store: OffsetStore) -> Capabilities:
-    """Return the capabilities of a store. For a store that declares none, the result contains only its level."""
+    """Return the capabilities of a store. For a store that declares none, the result contains only its protocol."""
     return store.capabilities if isinstance(store, DeclaringStore) else Capabilities(store)
 
 

@@ -271,7 +271,7 @@ def _written(partitions: Collection[Partition]) -> list[str]:
     return [str(partition) for partition in sorted(partitions)]
 
 
-# Which group
+# Choosing the group
 
 
 def _group_before(
@@ -444,7 +444,7 @@ def _member(word: str, group_before: _GroupBefore) -> str:
     )
 
 
-# What is shown
+# Output
 
 
 def _show(plans: Plans) -> None:

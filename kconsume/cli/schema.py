@@ -164,7 +164,7 @@ def migrated(store: OffsetStore) -> Tables:
     return Tables(store.address, VERSION, VERSION, f"{said}; {_RIGHTS_OF_OTHERS}", changed=True)
 
 
-# Which stores
+# Choosing the stores
 
 
 def _stores(app: str | None, offsets: str | None) -> list[OffsetStore]:

@@ -132,7 +132,7 @@ def send(
         producer.close(_PATIENCE)
 
 
-# What to send
+# The values to send
 
 
 def _values(value: str | None, lines: bool, null: bool) -> Iterable[bytes | None]:
@@ -164,7 +164,7 @@ def _content(file: Path) -> bytes:
         ) from error
 
 
-# Where to
+# The broker and the topic
 
 
 def _target(app: str | None, brokers: str | None) -> _Target:

@@ -140,7 +140,7 @@ def _open_debugger(error: BaseException) -> None:
         pdb.post_mortem(error.__traceback__)
 
 
-# What is shown
+# Output
 
 
 def _show_handler(part: HandlerInApp) -> None:

@@ -20,7 +20,7 @@ _FEW = 20
 
 
 class DeadLetter:
-    """Write a failed record to a topic or a table, then let its offset pass: `DeadLetter("orders.dlq")`.
+    """Write a failed record to a topic or a table, then let the offset pass it: `DeadLetter("orders.dlq")`.
 
     Args:
         topic: the topic that gets the dead letters.
@@ -72,9 +72,12 @@ class DeadLetter:
     def __str__(self) -> str:
         where = f"topic {self.topic}" if self.topic is not None else f"table {self.table} in the offset's transaction"
         if self.limit is None:
-            return f"is written to {where}, and its offset passes"
+            return f"is written to {where}, and the offset passes the record"
         many = f"{self.limit:g}" if self.limit >= 1 else f"{self.limit:.0%} of the records"
-        return f"is written to {where}, and its offset passes; more than {many} in {self.window:g} s stop the consumer"
+        return (
+            f"is written to {where}, and the offset passes the record; more than {many} in {self.window:g} s stop the "
+            f"consumer"
+        )
 
 
 def _is_topic(topic: object) -> bool:
@@ -104,7 +107,8 @@ class DeadLetterLimit:
     def __init__(self, limit: float, window: float, clock: Callable[[], float]) -> None:
         """
         Args:
-            limit, window: as in `DeadLetter`.
+            limit: as in `DeadLetter`.
+            window: as in `DeadLetter`.
             clock: returns the seconds of a monotonic clock.
         """
         self._limit = limit

@@ -51,9 +51,9 @@ class Policy:
 
     def __str__(self) -> str:
         if self._terminal is Verdict.STOP:
-            end = "stops the process; its offset is not passed"
+            end = "stops the process; the offset does not pass the record"
         elif self._terminal is Verdict.HOLD:
-            end = "holds its partition; its offset is not passed, and the other partitions go on"
+            end = "holds its partition; the offset does not pass the record, and the other partitions go on"
         elif self._terminal is Verdict.SKIP:
             end = "is logged, counted and skipped"
         else:

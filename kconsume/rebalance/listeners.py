@@ -168,7 +168,7 @@ def _check_code(function: Callable[..., object], written: Callable[..., object],
         )
 
 
-# Its parameters
+# The parameters of the function
 
 
 def _parameters(function: Callable[..., object], name: str) -> list[inspect.Parameter]:
@@ -241,7 +241,7 @@ def _asks_for_rebalance(second: inspect.Parameter, written: Callable[..., object
     return Rebalance in (typing.get_args(hint) if is_union(hint) else (hint,))
 
 
-# Its annotations
+# The annotations of the function
 
 
 def _hints_if_readable(written: Callable[..., object], name: str) -> dict[str, object]:

@@ -65,13 +65,14 @@ class _PartitionValues(RebalanceListener, Generic[T]):
         slot = self._slots.get(partition)
         if slot is None:
             raise NotHeld(
-                f"the state of {partition} is not here, because this process does not own the partition: pass this "
-                f"object to app.listen, and ask for Partition(record.topic, record.partition) of the current record"
+                f"there is no state of {partition}: this process does not own the partition, or this "
+                f"{type(self).__name__} was not passed to app.listen. Pass it, and use "
+                f"Partition(record.topic, record.partition) of the current record as the key"
             )
         if not slot:
             raise NotHeld(
-                f"the state of {partition} is not here, because it could not be loaded: see in the log what load "
-                f"raised, correct it, and restart"
+                f"there is no state of {partition}, because it could not be loaded: read in the log which exception "
+                f"load raised, correct the cause, and restart"
             )
         return slot
 

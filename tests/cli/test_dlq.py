@@ -440,7 +440,7 @@ def test_what_is_not_there_is_an_error_with_the_fix(with_topic: Shop, arguments:
         (("list", "plain:app"), "no handler of the app has on_error=DeadLetter(...)"),
         (("show", "shop:app"), "'shop:app' is not the place of a dead letter"),
         (("show",), "no dead letter was named"),
-        (("show", "shop:app", "7"), "the app writes its dead letters to topics"),
+        (("show", "shop:app", "7"), "the app writes dead letters to topics"),
         (("show", "orders.dlq/0@1"), "no cluster was named"),
         (("show", "--table", "failed_orders", "7"), "no table was named"),
     ],

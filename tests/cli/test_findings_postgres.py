@@ -20,13 +20,13 @@ def found(**facts: object) -> dict[str, Finding]:
 def test_of_a_good_server_it_says_only_what_becomes_of_a_frozen_consumer() -> None:
     (finding,) = found().values()
     assert finding.level == "note"
-    assert "ends its connection at once" in finding.problem
+    assert "ends the connection at once" in finding.problem
 
 
 def test_what_becomes_of_a_frozen_consumer_of_another_role_is_told() -> None:
     of_its_own = found()["postgres-frozen"]
     assert (
-        "of its own role. A backend of another role is ended by idle_in_transaction_session_timeout 1h"
+        "of that role. A backend of another role is ended by idle_in_transaction_session_timeout 1h"
         in of_its_own.problem
     )
     assert "grant pg_signal_backend to shop;" in of_its_own.fix

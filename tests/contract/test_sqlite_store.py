@@ -394,7 +394,7 @@ class TestAfterItsEnd:
             "executemany": ("select ?", []),
             "executescript": ("select 1",),
         }
-        with pytest.raises(TransactionMisused, match=r"used after its handler had returned.*connection of your own"):
+        with pytest.raises(TransactionMisused, match=r"used after the handler had returned.*connection of your own"):
             getattr(kept, use)(*arguments.get(use, ()))
 
     def test_another_writer_is_not_held_up_by_what_was_refused(self, table: Table) -> None:

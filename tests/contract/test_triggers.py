@@ -400,7 +400,7 @@ def test_partitions_that_a_person_chose_are_refused_in_a_group_that_has_members_
     with app.running():
         eventually(lambda: has(app) == every(topic, 2), what="joined")
         epochs = {p: h.epoch for p, h in owned_partitions(app).items()}
-        with pytest.raises(ConfigurationError, match=f"group '{group}' has members .*give this handler a group="):
+        with pytest.raises(ConfigurationError, match=f"group '{group}' has members .*give this handler another group="):
             alone.catch_up(idle=0.2)
         arena.fill(topic, 5, partitions=2)
         eventually(lambda: len(members.seen) == 10, what="the member goes on")
@@ -430,7 +430,7 @@ def test_partitions_that_a_person_chose_end_with_the_cause_when_the_group_has_me
                 eventually(lambda: False, what="the block is ended by what the broker says of its offsets")
 
     with pytest.raises(
-        GroupRefused, match=f"group '{group}' has members, who share its partitions.*give this handler a group="
+        GroupRefused, match=f"group '{group}' has members, who share the partitions.*Give this handler another group="
     ):
         block()
 

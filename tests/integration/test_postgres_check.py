@@ -321,7 +321,7 @@ def test_the_command_says_for_each_handler_what_is_exactly_once_and_what_is_not(
     assert done.returncode == 0, done.stderr
     assert "exactly once: what the handler writes and the offset commit together; what it does elsewhere" in done.stdout
     assert "at least once: the handler does not take the store's transaction" in done.stdout
-    assert "the next owner of the partition ends its connection at once" in " ".join(done.stdout.split())
+    assert "the next owner of the partition ends the connection at once" in " ".join(done.stdout.split())
 
 
 def test_offline_asks_nobody(tmp_path: Path) -> None:

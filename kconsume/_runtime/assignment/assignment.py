@@ -78,9 +78,9 @@ class Assignment:
         grouped: bool,
         may_be_left: Callable[[Lane], bool] = lambda _: True,
     ) -> None:
-        """claims: asks the store.
-
+        """
         Args:
+            claims: asks the store.
             topic_checks: knows whether the survey before the first claim was answered.
             background: runs the calls of `claims`.
             make_lane: makes the lane of a claimed partition.
@@ -221,7 +221,7 @@ class Assignment:
         budget = Deadline(self._budget if self._leaving is None else min(self._budget, self._leaving.left))
         leaving = self.partitions.among(partitions)
         if self._leaving is not None:
-            self._recorder.expect("left")  # at each callback, because a consumer may be two members
+            self._recorder.expect("left")  # called in each callback, because a consumer may be two members
         self._recorder.begins(self.partitions.keys() - set(partitions))
         try:
             dropped = self._brake(leaving, "revoked")
@@ -332,7 +332,7 @@ class Assignment:
                 if owned.trouble is not None:
                     self.holds.try_again(owned, "resumed")
 
-    # Parts of the above
+    # Steps of the methods above
 
     def _read_membership(self) -> None:
         self.claiming.read_membership(leaving=self._leaving is not None)

@@ -88,9 +88,9 @@ class Claiming:
         *,
         grouped: bool,
     ) -> None:
-        """partitions: the partitions of the consumer.
-
+        """
         Args:
+            partitions: the partitions of the consumer.
             claims: asks the store.
             background: runs the calls of `claims`.
             make_lane: makes the lane of a claimed partition.

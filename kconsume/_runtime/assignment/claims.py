@@ -49,9 +49,9 @@ class Claims:
     def __init__(
         self, store: OffsetStore, cluster: Cluster, group: str, owner: str, begin: Callable[[str], StartPolicy]
     ) -> None:
-        """store: where the offsets are kept.
-
+        """
         Args:
+            store: where the offsets are kept.
             cluster: answers questions about topics and the group.
             group: the consumer group.
             owner: the name of this consumer in the rows that it claims.
@@ -277,7 +277,7 @@ class Claims:
         try:
             ids, _ = self._topic_ids(list(positions))
         except BrokerUnavailable:
-            return dict(positions)  # the next claim asks again
+            return dict(positions)  # without the missing ids; the next claim asks for them again
         return self._same_topics(positions, ids)
 
     # Starts

@@ -36,9 +36,9 @@ class Commits:
         mirror: GroupCommitter | None,
         events: Events,
     ) -> None:
-        """partitions: the partitions of the consumer.
-
+        """
         Args:
+            partitions: the partitions of the consumer.
             claiming: claims partitions again that the store has refused or the broker has confirmed.
             holds: holds a partition whose offset cannot be stored.
             committer: stores the offsets.

@@ -67,7 +67,7 @@ class Committer(Protocol):
         ...
 
     def send(self, entries: CommitEntries) -> None:
-        """Send a set of offsets. Not while `busy`."""
+        """Send a set of offsets. Must not be called while `busy`."""
         ...
 
     def collect(self) -> Receipt | None:
@@ -110,9 +110,9 @@ class GroupCommitter:
     def __init__(
         self, consumer: AnyConsumer, *, advisory: bool = False, name: Callable[[], StoreName | None] = lambda: None
     ) -> None:
-        """consumer: commits, and collects the results while it polls.
-
+        """
         Args:
+            consumer: commits, and collects the results while it polls.
             advisory: whether the offsets are a mirror of another store, so that a refused commit does no harm.
             name: the name of that store, written into the commit metadata for the other members.
         """

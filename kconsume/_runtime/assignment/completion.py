@@ -43,7 +43,7 @@ class Completion:
         self.handled = 0
         """How many records were handled."""
         self.skipped = 0
-        """How many records were passed without being handled, because a policy says so."""
+        """How many records were skipped, because a policy says so."""
         self.failure: HandlerFailed | None = None
         """The first record that failed for good and must end the consumer."""
         self._partitions = partitions
@@ -68,7 +68,8 @@ class Completion:
         self._take(report)
 
     def step(self) -> None:
-        """Let lanes send their dead letters again. Not inside a callback: a lane may work on the owner thread."""
+        """Let lanes send their dead letters again. Must not be called inside a callback, because a lane may work on the
+        owner thread."""
         lanes, self._with_letters = self._with_letters, []
         for lane in lanes:
             lane.lanes.submit(lane, Chunk([], 0, -1))

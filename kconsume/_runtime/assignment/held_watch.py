@@ -67,7 +67,10 @@ class HeldWatch:
         return self._active
 
     def step(self, held: Sequence[OwnedPartition]) -> HeldDecisions:
-        """held: the partitions that are held now."""
+        """
+        Args:
+            held: the partitions that are held now.
+        """
         self._active = bool(held)
         if self._say_due.passed:
             self._say_due = Deadline(SAY_EVERY)
@@ -92,7 +95,7 @@ class HeldWatch:
             if reading.exception() is None:
                 return _decide([o for o in held if self._asked_for.get(o) is o.trouble], reading.result())
             if not isinstance(reading.exception(), StoreUnavailable | BrokerUnavailable):
-                reading.result()  # raises
+                reading.result()  # raises the exception of the reading
         return HeldDecisions()
 
 

@@ -23,9 +23,9 @@ class LateLanes:
     """All methods are called on the owner thread."""
 
     def __init__(self, patience: float, may_be_left: Callable[[Lane], bool], abandoned: list[Partition]) -> None:
-        """patience: seconds until a handler is abandoned.
-
+        """
         Args:
+            patience: seconds until a handler is abandoned.
             may_be_left: whether the next lane of a partition may open beside an abandoned handler.
             abandoned: the partitions of abandoned handlers are appended to it.
         """

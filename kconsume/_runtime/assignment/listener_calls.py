@@ -30,9 +30,9 @@ class ListenerCalls:
     """
 
     def __init__(self, listeners: Sequence[Listener], handler_loop: HandlerLoop, name: str) -> None:
-        """listeners: in the order in which they are called.
-
+        """
         Args:
+            listeners: in the order in which they are called.
             handler_loop: where async listeners run.
             name: the name of the thread. The first call starts the thread.
         """

@@ -41,7 +41,7 @@ class OwnedPartitions(dict[Partition, OwnedPartition]):
         return owned if owned is not None and token is not None and owned.token is token else None
 
     def among(self, partitions: Iterable[Partition]) -> list[OwnedPartition]:
-        """Those of the partitions that are ours."""
+        """The given partitions that this consumer owns."""
         return [owned for p in partitions if (owned := self.get(p)) is not None]
 
     @property

@@ -1,7 +1,7 @@
-"""One assigned partition, its claims, and its confirmation after a fence: values with a little state.
+"""One assigned partition, its claims, and its confirmation after a fence.
 
-The owner thread writes them. A claim on the background thread reads `OwnedPartition.token` of the partitions in a
-`Membership`.
+The owner thread writes these objects. A claim on the background thread reads `OwnedPartition.token` of the partitions
+in a `Membership`.
 
 A late answer (a report of a lane, a claim, a confirmation) is recognised by its *token*: the object that was in charge
 of the partition when the question was asked. `Assignment.current` compares the token with the object in charge now.
@@ -47,7 +47,7 @@ class OwnedPartition:
         self.partition = partition
         self.state = State.CLAIMING
         self.claim: PendingClaim | None = None
-        """Its latest claim."""
+        """The latest claim of the partition."""
         self.confirmation: Confirmation | None = None
         """The steps to claim it again, after the store has refused our work or our claim."""
         self.lane: Lane | None = None
@@ -156,7 +156,12 @@ class PendingClaim:
     """
 
     def __init__(self, partitions: Mapping[Partition, OwnedPartition], call: ClaimCall, pause: float = 0.0) -> None:
-        """pause: seconds until the claim is due."""
+        """
+        Args:
+            partitions: the partitions to claim.
+            call: claims them in the store.
+            pause: seconds until the claim is due.
+        """
         self.partitions = partitions
         self.call = call
         self.answer: Future[Answers] | None = None
@@ -180,7 +185,10 @@ class Confirmation:
     the epoch of the row."""
 
     def __init__(self, pause: float = 0.0) -> None:
-        """pause: seconds until the row is read."""
+        """
+        Args:
+            pause: seconds until the row is read.
+        """
         self.due = Deadline(pause)
         self.reading: Future[dict[Partition, Position]] | None = None
         self.row: Position | None = None

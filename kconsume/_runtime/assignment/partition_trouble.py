@@ -97,9 +97,10 @@ class PartitionTrouble:
     """
 
     def __init__(self, error: KconsumeError, row: Position | None, *, open_lane: bool) -> None:
-        """row: the row in the store; None if there was none.
-
+        """
         Args:
+            error: what is wrong.
+            row: the row in the store; None if there was none.
             open_lane: whether the partition was being read when the trouble appeared.
         """
         self.error = error

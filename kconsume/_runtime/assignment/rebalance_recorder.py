@@ -20,9 +20,9 @@ class RebalanceRecorder:
     """The rebalance of one consumer that has not ended. All methods are called on the owner thread."""
 
     def __init__(self, protocol: str, events: Events) -> None:
-        """protocol: the protocol of the group, for the record.
-
+        """
         Args:
+            protocol: the protocol of the group, for the record.
             events: gets `RebalanceEnded`.
         """
         self._protocol = protocol

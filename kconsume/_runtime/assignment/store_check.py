@@ -33,9 +33,9 @@ class StoreCheck:
     """
 
     def __init__(self, store: OffsetStore, named: NamedStore | None, cluster: Cluster, group: str) -> None:
-        """store: where the offsets are kept.
-
+        """
         Args:
+            store: where the offsets are kept.
             named: the same store, if it records deletions.
             cluster: is asked for the offsets of the group.
             group: the consumer group.
@@ -163,8 +163,8 @@ class StoreCheck:
         here = "has no row here" if row is None else f"at {row.next_offset} here"
         return ConfigurationError(
             f"group {self._group!r} keeps its offsets in another store than {self._store.address}: {partition} "
-            f"stands at {there.offset} there and {here}, so its records would be handled again or skipped. Give both "
-            f"deployments the same offsets=, or this one a group= of its own. To move the group here, or if the other "
+            f"stands at {there.offset} there and {here}, so records would be handled again or skipped. Give both "
+            f"deployments the same offsets=, or give this one another group=. To move the group here, or if the other "
             f"store is gone, stop the other deployment and set the offsets with "
             f"store.reset(group, {{Partition({partition.topic!r}, {partition.number}): {there.offset}, ...}})"
         )
@@ -174,8 +174,8 @@ class StoreCheck:
         (partition, shown), *_ = lost.items()
         named = f"Partition({partition.topic!r}, {partition.number})"
         return RowLost(
-            f"{self._store.address} has lost rows of group {self._group!r}: it had {stood}, has no row now, and nobody "
-            f"has deleted it with store.delete. Nothing was skipped. Restore the rows, or choose: "
+            f"{self._store.address} has lost rows of group {self._group!r}: it had {stood}, has no row now, and "
+            f"nobody has deleted the rows with store.delete. Nothing was skipped. Restore the rows, or call "
             f"store.reset(group, {{{named}: {shown.offset}}}) to continue from there, or "
             f"store.delete(group, [{named}]) to begin where start= says",
             lost,

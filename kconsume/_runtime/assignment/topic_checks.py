@@ -88,8 +88,8 @@ class TopicChecks:
         if group is not None and group.members:
             raise ConfigurationError(
                 f"group {self._group!r} has members ({', '.join(sorted(m.client for m in group.members)[:3])}), which "
-                f"share its partitions, and partitions= claims partitions without joining: give this handler a group= "
-                f"of its own, or stop the others first"
+                f"share the partitions, and a handler with partitions= takes partitions without joining the group: "
+                f"give this handler another group=, or stop the members first"
             )
 
     def check_topics(self, known: Mapping[str, str], named: Sequence[str] = ()) -> dict[str, KconsumeError]:

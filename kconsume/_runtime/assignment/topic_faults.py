@@ -22,9 +22,9 @@ class TopicFaults:
     """The faults of the topics of one consumer."""
 
     def __init__(self, partitions: OwnedPartitions, holds: Holds, has_had: Callable[[str], bool]) -> None:
-        """partitions: the partitions of the consumer.
-
+        """
         Args:
+            partitions: the partitions of the consumer.
             holds: holds partitions.
             has_had: whether a topic existed when this consumer surveyed the topics.
         """

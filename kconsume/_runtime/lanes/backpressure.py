@@ -1,4 +1,6 @@
-"""Decides how many records of a lane may be in flight, and what to do with a full lane. Pure.
+"""Decides how many records of a lane may be in flight, and what to do with a full lane.
+
+Pure: no clock, no I/O, no threads.
 
 A lane becomes *full* when its window is full, and stays full until half of the window is finished. If a full lane will
 soon have room again, its next records stay in the client's queue. Otherwise its partition is paused, so that the other

@@ -1,7 +1,7 @@
 """Collects the records of a lane into batches, across fetches, by size or by time.
 
-Values only: the owner thread calls every method, and this module starts no thread or timer. Records that wait here are
-neither started nor delivered. They are dropped with their lane, and the next owner of the partition fetches them again.
+The owner thread calls every method, and this module starts no thread or timer. Records that wait here are neither
+started nor delivered. They are dropped with their lane, and the next owner of the partition fetches them again.
 """
 
 from __future__ import annotations

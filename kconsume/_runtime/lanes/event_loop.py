@@ -163,6 +163,6 @@ def _next_chunk(lane: Lane) -> Chunk | None:
 
 def _cancelled_by_others(name: str, lane: Lane) -> KconsumeError:
     return KconsumeError(
-        f"the task '{name} {lane.partition}' was cancelled, and not by kconsume, so the offset of its record did not "
-        f"pass: do not cancel the tasks of handlers; let a handler that cannot go on raise an exception"
+        f"the task '{name} {lane.partition}' was cancelled, and not by kconsume, so the offset did not pass its "
+        f"record: do not cancel the tasks of handlers; let a handler that cannot go on raise an exception"
     )

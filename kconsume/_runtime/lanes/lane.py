@@ -114,7 +114,7 @@ class Lane:
         self.earlier_attempts = earlier_attempts
         """Attempts of an earlier owner. None once the first record was reached."""
 
-        # Written by the worker, read by the worker and, without a lock, by the owner, which accepts an old value.
+        # Written and read by the worker. The owner reads it without a lock, and accepts an old value.
         self.suspended: Suspended | None = None
         """The run that continues before the next chunk. A suspended lane is busy."""
         self.pace = pace

@@ -1,4 +1,4 @@
-"""The reports of a lane to the loop. Values only."""
+"""The reports of a lane to the loop. This module defines the reports; other modules send and handle them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Progress(NamedTuple):
 
 
 class Unblocked(NamedTuple):
-    """Records of the lane are done and make room for others. Their offset does not pass yet, because dead letters about
-    earlier records are not confirmed."""
+    """Records of the lane are done and make room for others. The offset does not pass these records yet, because
+    dead letters about earlier records are not confirmed."""
 
     lane: Lane
     records: int
@@ -45,7 +45,7 @@ class MovedToLogEnd(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A record failed for good and its offset does not pass. The lane has stopped before this record."""
+    """A record failed for good, and the offset does not pass the record. The lane has stopped before this record."""
 
     lane: Lane
     handler: str

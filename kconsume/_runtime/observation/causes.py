@@ -1,7 +1,8 @@
 """Why a partition is as it is: exactly one code for each partition, the same in the log, health, metrics and alerts.
 
-Pure. `cause_of` names the first code of `CODES` that applies. A partition whose records are not delivered and that
-waits for nothing would stand still for ever: for it, `waits_for` returns nothing, and that is a bug.
+Pure: no clock, no I/O, no threads. `cause_of` names the first code of `CODES` that applies. A partition whose records
+are not delivered and that waits for nothing would stand still for ever: for it, `waits_for` returns nothing, and that
+is a bug.
 """
 
 from __future__ import annotations

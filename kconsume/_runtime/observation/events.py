@@ -20,7 +20,7 @@ E = TypeVar("E")
 
 
 class RecordsFinished(NamedTuple):
-    """Records were handled, or skipped as a policy says. Their offsets may pass."""
+    """Records were handled, or skipped as a policy says. The offset may pass these records."""
 
     partition: Partition
     handled: int

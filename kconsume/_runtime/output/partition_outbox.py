@@ -128,7 +128,10 @@ class PartitionOutbox:
     """
 
     def __init__(self, epoch: int) -> None:
-        """epoch: the fencing epoch under which this process owns the partition."""
+        """
+        Args:
+            epoch: the fencing epoch under which this process owns the partition.
+        """
         self.epoch = epoch
         self.pending = 0
         """How many rows were written here and are not deleted yet."""
@@ -215,7 +218,7 @@ class PartitionOutbox:
         """Which rows to read: None for all rows, else only rows to topics that are not held."""
         return Targets(tuple(self.holds), others=True) if self.holds else None
 
-    # What is there
+    # The rows in the table and in memory
 
     def open(self, epoch: int) -> None:
         """Note that this process owns the partition under `epoch`."""
@@ -325,7 +328,7 @@ class PartitionOutbox:
         self._tail.clear()
         self._tail_bytes = 0
 
-    # How it went
+    # Sending, and its results
 
     def split(self) -> Sequence[TopicRows]:
         """Divide the chosen rows by topic, to be sent."""

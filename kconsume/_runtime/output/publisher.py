@@ -2,9 +2,9 @@
 
 If the store has an outbox, output and letters are rows of the transaction, and the relay sends them after the COMMIT.
 So they are sent if and only if the transaction commits. Without an outbox, the brokers confirm output and letters
-before the transaction ends or the offset passes. If the commit then fails, they are sent again (at least once). Letters
-to a table are rows of the transaction. Letters about records that no transaction rolls back may be handed to the
-producer, and are confirmed while the next records are handled (`_runtime/output/letters_in_flight.py`).
+before the transaction ends or the offset is stored. If the commit then fails, they are sent again (at least once).
+Letters to a table are rows of the transaction. Letters about records that no transaction rolls back may be handed to
+the producer, and are confirmed while the next records are handled (`_runtime/output/letters_in_flight.py`).
 
 `failures/letter_headers.py` defines what a letter contains; `_runtime/processing/rules.py` decides when one is
 written.

@@ -52,7 +52,7 @@ class Deduplication:
         return self._drops_repeats or topic in self._own
 
     def without_repeats(self, step: SliceStep, tx: Tx, reset_epoch: int = 0) -> SliceStep:
-        """The same step without repeats and without letters about repeats. Notes all records of the part as handled. A
+        """Return `step` without repeats and without letters about repeats. Notes all records of the part as handled. A
         failed record is also noted, because it is finished too; otherwise its repeat would be handled.
 
         Args:
@@ -123,8 +123,8 @@ def _text(key: bytes) -> str:
 
 
 def named_in(part: Sequence[Message], records: Sequence[Message], error: BatchError) -> BatchError:
-    """The same error with the indexes of `part`. The handler was called with `records`, so its indexes refer to
-    them."""
+    """Return a copy of `error` whose indexes count in `part`. The indexes of `error` count in `records`, which the
+    handler was called with."""
     at = {id(message): index for index, message in enumerate(part)}
     indexes = {index: at[id(message)] for index, message in enumerate(records)}
     named = BatchError({indexes.get(index, len(part)): cause for index, cause in error.errors.items()})

@@ -87,8 +87,8 @@ class CollectedRecords:
 
     @contextmanager
     def undone_on_error(self) -> Iterator[None]:
-        """If the block fails, forget the records that were sent in it, because the offsets of its records would not
-        pass."""
+        """If the block fails, forget the records that were sent in it, because the offset would not pass the records
+        that are handled in it."""
         mark = len(self.records)
         try:
             yield

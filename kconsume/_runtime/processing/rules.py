@@ -223,7 +223,7 @@ class ChunkRun:
             yield Wait(min(wait, _LONGEST_WAIT), "throttled")
         return 0
 
-    # What failed
+    # Failed records
 
     def _skip_inline(self, message: Message, error: BaseException) -> bool:
         """Fast path: skip one failed record without leaving the slice. Returns False if the record cannot be
@@ -284,7 +284,7 @@ class ChunkRun:
     def _retry(self, message: Message, error: BaseException) -> Generator[Step, StepResult, bool]:
         """Wait for the next attempt, if the policy allows one. Returns whether the failed records are to be run again.
 
-        Also True if the lane must stop during the wait. Then nothing more runs, and no offset passes.
+        Also True if the lane must stop during the wait. Then nothing more runs, and the offset does not move.
         """
         now = self._rules.clock().steady
         if self._failed_at is None:
@@ -412,7 +412,7 @@ class ChunkRun:
         holds = self._rules.policy.verdict(error) is Verdict.HOLD
         self._final_report = Failure(self._lane, self._rules.binding.name, message, error, holds)
 
-    # What is done
+    # Finished records
 
     def _passed(self, part: Sequence[Message], skipped: int = 0, failed: int = 0) -> None:
         """Note that records are finished.

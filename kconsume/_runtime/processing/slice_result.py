@@ -25,7 +25,7 @@ def outcome_of(step: CallHandler, halt: Halt | None, batched: bool) -> StepResul
 
 
 def in_the_part(step: CallHandler, admitted: CallHandler, halt: Halt | None) -> Halt | None:
-    """The same halt, with the indexes of a `BatchError` counted in all records of the step.
+    """Return `halt`, with the indexes of a `BatchError` counted in all records of the step.
 
     A batch handler names failed records by their index in the batch that it got, which has no repeats.
     """
@@ -35,11 +35,11 @@ def in_the_part(step: CallHandler, admitted: CallHandler, halt: Halt | None) -> 
 
 
 def unless_cancelled(lane: Lane, halt: Halt | None) -> Halt | None:
-    """The same halt. Raises `CancelledError` instead if the task of the lane is being cancelled.
+    """Return `halt`, or raise `CancelledError` if the handler ended because its task was cancelled.
 
-    A `CancelledError` that a handler raises itself is a failure of the handler. If its task was cancelled, nothing
-    failed. If kconsume cancelled the task, any other exception of the handler also counts as a cancellation, and no
-    record is skipped because of it.
+    A handler may raise `CancelledError` although nobody cancels its task: that is a failure, and `halt` is returned. If
+    the task is being cancelled, a `CancelledError` is no failure. If kconsume cancelled the task, no exception of the
+    handler is a failure, so no record is skipped because of it.
     """
     if halt is None or halt.error is None:
         return halt

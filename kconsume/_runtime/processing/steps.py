@@ -1,4 +1,7 @@
-"""The steps that `ChunkRules` asks a driver for, and the result that the driver sends back. Values only."""
+"""The steps that `ChunkRules` asks a driver for, and the result that the driver sends back.
+
+Defines the steps and the result as tuples. Runs no step.
+"""
 
 from __future__ import annotations
 

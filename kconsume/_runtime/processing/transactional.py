@@ -90,7 +90,7 @@ class TransactionalAttempt:
                 return self._once(lane, step)
             except Conflict as error:
                 if len(step.part) > 1:
-                    return StepResult(0, step.part[0], error, certain=False)  # fewer records, fewer conflicts
+                    return StepResult(0, step.part[0], error, certain=False)  # smaller slices have fewer conflicts
             time.sleep(pause * random.uniform(0.5, 1.0))
         return self._once(lane, step)
 
@@ -230,7 +230,7 @@ class _Undo(Exception):
 
 
 def _or_undo(result: StepResult, tx: Tx | AsyncTx, *, abandoned: bool = False) -> StepResult:
-    """The same result if the slice is done. Otherwise raises, so that the transaction is rolled back.
+    """Return `result` if the slice is done. Otherwise raise, so that the transaction is rolled back.
 
     Args:
         abandoned: True if the handler still runs on an abandoned thread and can use the connection.

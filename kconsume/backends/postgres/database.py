@@ -36,7 +36,10 @@ class PostgresDatabase:
     """
 
     def __init__(self, address: Address) -> None:
-        """address: where the database is, and the schema, pool size and isolation that the user chose."""
+        """
+        Args:
+            address: where the database is, and the schema, pool size and isolation that the user chose.
+        """
         self.address = address
         self.statements = Statements(address.prefix)
         """Statements for the schema of the address; after `prepare`, for the schema in which the tables were found."""

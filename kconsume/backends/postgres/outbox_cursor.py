@@ -36,7 +36,10 @@ class OutboxCursor:
     one after the other."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """clock: returns monotonic seconds."""
+        """
+        Args:
+            clock: returns monotonic seconds.
+        """
         self._clock = clock
         self._readings: dict[tuple[str, Partition], _Reading] = {}
 

@@ -30,7 +30,12 @@ class Pool:
     """Connections for threads. Any thread may call any method."""
 
     def __init__(self, address: Address, size: int, prepare: Callable[[PooledConnection], None]) -> None:
-        """address: the server. size: the most connections open at once. prepare: called with each new connection."""
+        """
+        Args:
+            address: the server.
+            size: the most connections open at once.
+            prepare: called with each new connection.
+        """
         self._address = address
         self._prepare = prepare
         self._free = threading.BoundedSemaphore(size)
@@ -84,7 +89,11 @@ class AsyncPool:
     """Connections for one event loop: the loop that runs when the pool is made. Only its tasks may borrow them."""
 
     def __init__(self, address: Address, size: int) -> None:
-        """address: the server. size: the most connections open at once."""
+        """
+        Args:
+            address: the server.
+            size: the most connections open at once.
+        """
         self._address = address
         self._free = asyncio.Semaphore(size)
         self._idle: list[AsyncPooledConnection] = []

@@ -55,7 +55,10 @@ _cached_scan = functools.lru_cache(maxsize=512)(_scan)
 
 
 def _transaction_words(words: list[str]) -> str | None:
-    """words: the first words of one statement."""
+    """
+    Args:
+        words: the first words of one statement.
+    """
     first, second, third = [*words, "", "", ""][:3]
     if first in ("commit", "end", "abort", "begin"):
         return first

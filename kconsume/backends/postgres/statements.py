@@ -1,6 +1,6 @@
 """The statements about offsets and the outbox, and about the backends that block a claim.
 
-Texts only, and the number of a partition's advisory lock: no connection, no I/O.
+This module makes the texts, and the numbers of advisory locks. It has no connection and does no I/O.
 """
 
 from __future__ import annotations

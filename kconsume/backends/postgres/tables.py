@@ -1,6 +1,6 @@
 """The tables of `postgresql://`: their versions, the SQL that creates and updates them, and the rights on them.
 
-Texts only: `schema` decides which are executed.
+This module only has the texts; `schema` decides which of them are executed.
 """
 
 from __future__ import annotations

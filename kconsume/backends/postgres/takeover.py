@@ -110,7 +110,7 @@ def _end(connection: PooledConnection, pid: int, statement: str, values: Values,
     limit."""
     try:
         for _, ended in connection.execute(statement, {**values, "pid": pid}).fetchall():
-            _log.warning("backend ended", backend=pid, done=ended, reason=reason)
+            _log.warning("backend ended", backend=pid, signal_sent=ended, reason=reason)
     except psycopg.errors.InsufficientPrivilege as error:
         fix = _missing_right(connection, pid)
         _log.error(
@@ -118,7 +118,7 @@ def _end(connection: PooledConnection, pid: int, statement: str, values: Values,
             backend=pid,
             reason=reason,
             cause=error.diag.message_primary,
-            hint=f"{fix}; until then the backend keeps its locks up to its idle limit",
+            hint=f"{fix}; until then, only the idle limit ends the backend and frees its locks",
         )
 
 

@@ -1,6 +1,6 @@
 """The statements around a transaction, of a handler or of kconsume, and how several statements are sent as one text.
 
-Texts only: `transaction` and `database` send them.
+This module only makes the texts; `transaction` and `database` send them to the server.
 """
 
 from __future__ import annotations

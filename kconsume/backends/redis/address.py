@@ -80,7 +80,7 @@ def address_of_url(url: str, tag: str | None = None) -> RedisAddress:
 
     try:
         pool = pool_at()
-        pool.make_connection()  # does not connect
+        pool.make_connection()  # this makes the object and does not connect
     except (TypeError, ValueError, exceptions.RedisError):
         raise _not_taken(query) from None
     chosen = _checked_tag(tag if tag is not None else query.get("tag"))

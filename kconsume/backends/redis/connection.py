@@ -127,7 +127,7 @@ class RedisConnection:
                 return None
             raise self._translated(error) from error
 
-    # Which node
+    # Choosing the node of a cluster
 
     def _rules_of(self, node: _Node) -> Rules:
         if node.rules is None:

@@ -114,8 +114,8 @@ class Rules:
         command = self._table.get(name)
         if command is None or name in _NEVER or self.slot is not None or _flagged(name, command) is not None:
             return None
-        # Not plain: it has no keys, or the second word decides (XGROUP CREATE), or only the server knows the keys
-        # (SORT … STORE).
+        # Such a command is not plain: it has no keys, or the second word decides (XGROUP CREATE), or only the server
+        # knows the keys (SORT … STORE).
         if command.first <= 0 or "movablekeys" in command.flags:
             return None
         least, most = abs(command.arity), command.arity if command.arity > 0 else MOST_ARGUMENTS

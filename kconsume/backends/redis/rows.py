@@ -1,6 +1,6 @@
 """The row of a partition in Redis: the names of its keys, and the meaning of its fields.
 
-Values only: nothing here talks to Redis.
+This module sends nothing to Redis.
 """
 
 from __future__ import annotations

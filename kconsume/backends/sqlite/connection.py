@@ -39,7 +39,7 @@ ENDED = (
 )
 
 _OVER = (
-    "the connection was used after its handler had returned and its transaction had ended: write before the handler "
+    "the connection was used after the handler had returned and the transaction had ended: write before the handler "
     "returns, or open a connection of your own"
 )
 
@@ -114,8 +114,8 @@ class LentSqliteConnection(sqlite3.Connection):
         if self._is_lent:
             self._refused = True
             raise TransactionMisused(
-                "a handler must not close the connection: kconsume commits its writes and the offset on it; "
-                "remove the call"
+                "a handler must not close the connection: after the handler, kconsume uses it to commit the handler's "
+                "writes and the offset; remove the call of close()"
             )
         super().close()
 

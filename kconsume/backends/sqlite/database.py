@@ -35,7 +35,11 @@ class SqliteDatabase:
     """
 
     def __init__(self, path: Path, address: str) -> None:
-        """path: the file. address: the name of the file in messages."""
+        """
+        Args:
+            path: the file.
+            address: the name of the file in messages.
+        """
         self.path = path
         self.address = address
         self._idle: list[SqliteConnection] = []

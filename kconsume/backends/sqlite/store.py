@@ -48,7 +48,10 @@ class SqliteStore:
     by_record: ClassVar[bool] = False
 
     def __init__(self, path: str | Path) -> None:
-        """path: the file, which is made on first use. Its folder must exist, on a disk of this host."""
+        """
+        Args:
+            path: the file, which is made on first use. Its folder must exist, on a disk of this host.
+        """
         if not isinstance(path, str | os.PathLike):
             raise ConfigurationError(f"SqliteStore takes a path, and this is a {type(path).__name__}: write 'shop.db'")
         if "\0" in str(path):

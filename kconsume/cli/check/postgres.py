@@ -377,22 +377,22 @@ def _of_frozen_consumers(address: str, facts: PostgresFacts) -> Finding:
     if facts.may_end and facts.may_end_all:
         return Finding(
             "note", "postgres-frozen", address,
-            f"if a consumer freezes inside its transaction, the next owner of the partition ends its connection at "
+            f"if a consumer freezes inside a transaction, the next owner of the partition ends the connection at "
             f"once: {facts.role} may call pg_terminate_backend, also for backends of other roles",
             "nothing to do",
         )  # fmt: skip
     if facts.may_end:
         return Finding(
             "note", "postgres-frozen", address,
-            f"if a consumer freezes inside its transaction, the next owner of the partition ends its connection at "
-            f"once: {facts.role} may call pg_terminate_backend for backends of its own role. A backend of another role "
+            f"if a consumer freezes inside a transaction, the next owner of the partition ends the connection at "
+            f"once: {facts.role} may call pg_terminate_backend for backends of that role. A backend of another role "
             f"is ended by idle_in_transaction_session_timeout {IDLE_LIMIT}",
             f"nothing to do if all processes of a group connect with the same role; otherwise grant pg_signal_backend "
             f"to {facts.role};",
         )  # fmt: skip
     return Finding(
         "warning", "postgres-frozen", address,
-        f"if a consumer freezes inside its transaction, the next owner of the partition cannot end its connection, "
+        f"if a consumer freezes inside a transaction, the next owner of the partition cannot end the connection, "
         f"because {facts.role} may not call pg_terminate_backend. The server ends it after "
         f"idle_in_transaction_session_timeout {SHORT_IDLE_LIMIT}; no handler may wait longer between two statements",
         f"grant execute on function pg_terminate_backend(integer, bigint) to {facts.role};",

@@ -56,7 +56,7 @@ class Result(msgspec.Struct):
     produced: int
     """Records in the topic, by its end offsets."""
     handled: int
-    """Records whose offsets are passed, in `kconsume_offsets`."""
+    """Records that the stored offsets have passed: the sum of `next_offset` in `kconsume_offsets`."""
     rows: int
     distinct: int
     lost: int
@@ -154,7 +154,7 @@ def _table(result: Result) -> Table:
     table.add_column(style="dim")
     good = "green" if result.ok else ""
     table.add_row("produced", f"{result.produced:,}", "the end offsets of the topic, from the broker")
-    table.add_row("handled", f"{result.handled:,}", "offsets passed: sum(next_offset) in kconsume_offsets")
+    table.add_row("handled", f"{result.handled:,}", "stored offsets: sum(next_offset) in kconsume_offsets")
     table.add_row("rows", f"{result.rows:,}", f"count(*) in orders: {_by_consumer(result)}")
     table.add_row("distinct", f"{result.distinct:,}", "count(distinct id) in orders")
     table.add_row("lost", Text(f"{result.lost:,}", f"bold {good}"), "produced - distinct")

@@ -154,7 +154,7 @@ dlq.add_command(redrive)
 dlq.add_command(purge)
 
 
-# What is there
+# Summaries of the letters
 
 
 def _look(place: Place, since: datetime | None, group: str | None, cause: str | None) -> LookedAt:
@@ -192,7 +192,7 @@ def _row(each: CauseSummary) -> CauseRow:
     return CauseRow(each.topic, each.cause, each.count, each.first, each.last, each.example, each.sent_back)
 
 
-# One of them
+# A single letter
 
 
 def _app_and_place(words: Sequence[str]) -> tuple[str | None, str]:

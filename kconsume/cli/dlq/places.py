@@ -107,7 +107,8 @@ class PlaceChoice:
             return tables[0]
         if not tables:
             raise ConfigurationError(
-                "the app writes its dead letters to topics, where a letter is named by its place: write orders.dlq/0@17"
+                "the app writes dead letters to topics, where a partition and an offset name a letter: write "
+                "orders.dlq/0@17"
             )
         if self.table:
             raise ConfigurationError(

@@ -100,7 +100,7 @@ class _FailureInGroup(NamedTuple):
 
 
 class _FailedCommands(CommandGroup):
-    """Also accepts the word order of earlier versions: `kconsume failed APP list`."""
+    """The commands of `kconsume failed`. The word order of earlier versions also works: `kconsume failed APP list`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         action = next((word for word in args if word in self.commands), None)
@@ -257,7 +257,7 @@ def write_dead_letter(
     _print_skipped(failure, outcome, as_json)
 
 
-# Which failure
+# Choosing the failure
 
 
 def _app_and_partition(words: Sequence[str], action: str) -> tuple[str | None, Partition]:
@@ -336,7 +336,7 @@ def _failures(plans: Sequence[tuple[ConsumerPlan, Mapping[str, ClientValue]]]) -
     return [failure for each in failures.values() for failure in each]
 
 
-# What is shown
+# Output
 
 
 def _shown(record: Record) -> ShownFailure:

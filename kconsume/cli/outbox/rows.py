@@ -36,7 +36,7 @@ class OutboxSource:
     store: str
     reader: OutboxReader
     groups: frozenset[str] | None
-    """Only rows of these groups; None for all."""
+    """The groups whose rows are shown; None for all groups."""
     cluster: Cluster | None
     kafka: Mapping[str, ClientValue]
 
@@ -86,7 +86,7 @@ def _source_of_app(name: str, group: str | None) -> OutboxSource:
     if not with_outbox:
         addresses = ", ".join(sorted({masked_address(store.address) for store in stores.values()}))
         raise ConfigurationError(
-            f"{addresses} has no outbox: the broker confirms what handlers send before the offset passes"
+            f"{addresses} has no outbox: the broker confirms what handlers send before the offset is stored"
         )
     if len({store.address for store in with_outbox}) > 1:
         groups = " or ".join(sorted(plan.group for plan in plans))
@@ -115,7 +115,7 @@ def numbers_in(words: Sequence[str], command: str) -> tuple[str | None, list[int
     return (others[0] if others else None), [int(number) for number in numbers]
 
 
-# What blocks
+# Why rows are blocked
 
 
 class Reasons:

@@ -41,6 +41,7 @@ class TopicSender:
     def __init__(self, app: App, letters: str, group: str, partitions: Mapping[str, int]) -> None:
         """
         Args:
+            app: the app whose brokers and client properties are used.
             letters: the topic of dead letters.
             group: the group that gets them back.
             partitions: the number of partitions of each redrive topic.

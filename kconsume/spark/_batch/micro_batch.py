@@ -44,7 +44,11 @@ class MicroBatchRunner:
     """Runs the micro-batches of one query, one after the other."""
 
     def __init__(self, context: BatchContext, positions: dict[Partition, Position]) -> None:
-        """positions: the stored offset and our epoch, by claimed partition. `run` updates the mapping."""
+        """
+        Args:
+            context: what all batches of the query share.
+            positions: the stored offset and our epoch, by claimed partition. `run` updates the mapping.
+        """
         self._context = context
         self._positions = positions
         self.nothing_applied = True

@@ -17,7 +17,11 @@ class RangeRows:
     """The record batches of a task. Raises for rows of another partition, or outside of the planned range."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch], schema: pa.Schema | None = None) -> None:
-        """schema: the schema of the rows that the handler gets; None for the schema that Spark gives."""
+        """
+        Args:
+            batches: the record batches of the task. The constructor reads the first one that has rows.
+            schema: the schema of the rows that the handler gets; None for the schema that Spark gives.
+        """
         self._source = iter(batches)
         self._schema = schema
         self._first = next((batch for batch in self._source if batch.num_rows), None)

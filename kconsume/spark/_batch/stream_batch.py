@@ -98,7 +98,13 @@ class RangeBatch(StreamBatch):
     def __init__(
         self, *arguments: Any, messages: Sequence[Message] | None = None, scope: str = "", **named: Any
     ) -> None:
-        """messages, scope: as for `Batch`."""
+        """
+        Args:
+            *arguments: as for `StreamBatch`.
+            messages: as for `Batch`; None if the batch has no records.
+            scope: as for `Batch`.
+            **named: as for `StreamBatch`.
+        """
         super().__init__(*arguments, **named)
         self._has_records = messages is not None
         if messages is not None:

@@ -85,11 +85,13 @@ class RangeNote(msgspec.Struct, frozen=True):
 
 
 class RangedFiles:
-    """Writes files into the folder, for one process. Several processes may write into one folder at once."""
+    """Writes files into the folder, for one process. Several processes may write into one folder at once.
+
+    Making the object does no I/O.
+    """
 
     def __init__(self, folder: Path, suffix: str, sink: SinkId, writer: str | None = None) -> None:
-        """Make the object, without I/O.
-
+        """
         Args:
             folder: the folder that users read.
             suffix: the ending of the files' names.
@@ -140,7 +142,7 @@ class RangedFiles:
         os.rename(file, kept)
         _sync(kept.parent)
         if not self._make_note(source, at, note):
-            os.rename(kept, file)  # back to its staging folder, for another attempt
+            os.rename(kept, file)  # the file goes back to its staging folder, for another attempt
             self._ends.pop(source, None)
             return False
         self._move_to_place(note)
@@ -179,7 +181,7 @@ class RangedFiles:
         except FileNotFoundError:
             if self._kept_path(note).exists():
                 raise
-            # If it does not exist, another writer has moved it.
+            # If the file does not exist, another writer has moved it.
         _sync(self.folder)
 
     def _open_chain(self, source: RangeSource) -> int:

@@ -92,11 +92,10 @@ class CheckpointLocation:
 
 
 class CheckpointGuard:
-    """Chooses the generation of a checkpoint folder that agrees with the store."""
+    """Chooses the generation of a checkpoint folder that agrees with the store. Making the object does no I/O."""
 
     def __init__(self, files: Folder, base: str, identity: Mapping[str, str]) -> None:
-        """Make the guard, without I/O.
-
+        """
         Args:
             files: the base folder.
             base: the path of the base folder, for messages.

@@ -126,11 +126,16 @@ class ForeachBatch:
         mirror: bool = True,
         key: str | None = None,
     ) -> None:
-        """The parameters are those of `foreach_batch`, and:
-
+        """
         Args:
             call_reader: makes the call of the handler.
+            store: where the group's offsets are kept.
+            group: the consumer group to which the offsets belong.
             policy: made of `retry` and `on_error`.
+            brokers: the brokers of the query's source, if the user gave them.
+            kafka: properties of librdkafka.
+            name: identifies the query in its group; by default the handler's name.
+            mirror: True to write the offsets to the Kafka group as well.
             key: identifies the query in its group, instead of its name.
         """
         self.group = group
@@ -172,9 +177,10 @@ class ForeachBatch:
     def __reduce__(self) -> NoReturn:
         """Refuse Spark Connect, which would send the handler to a server without the query and this process."""
         raise ConfigurationError(
-            "foreach_batch reads the query's checkpoint and stops the query through the driver's own JVM, but with "
-            "Spark Connect the handler runs elsewhere: run the driver in classic mode (spark-submit, or "
-            "SparkSession.builder.master(…)), or let an embedded app hand its batches to Spark"
+            "foreach_batch does not work with Spark Connect: it needs the driver's JVM to read the query's checkpoint "
+            "and to stop the query, and Spark Connect runs the handler in the server. Run the driver in classic mode "
+            "(spark-submit, or SparkSession.builder.master(...)), or use an app whose handler takes a "
+            "pyspark.sql.DataFrame"
         )
 
     # As Spark calls it
@@ -200,7 +206,7 @@ class ForeachBatch:
         if self.in_stream or (known is not None and known.is_handled_here()):
             return
         if known is None and not self.closed.is_set():
-            return  # the first batch
+            return  # this is the first batch
         try:
             query = RunningQuery(df)
         except ConfigurationError:

@@ -27,7 +27,12 @@ class GroupMirror:
     """
 
     def __init__(self, cluster: Cluster, group: str, name: StoreName | None = None) -> None:
-        """name: the store that keeps the offsets; other consumers of the group read it from the commit metadata."""
+        """
+        Args:
+            cluster: commits the offsets to the group.
+            group: the consumer group.
+            name: the store that keeps the offsets; other consumers of the group read it from the commit metadata.
+        """
         self._cluster = cluster
         self._group = group
         self._note = note_of(None, name)

@@ -140,9 +140,9 @@ class HandlerQuery:
     def _finish_pending_plan(self, guard: CheckpointGuard) -> None:
         """Run a plan that was begun and not finished, with the same ranges, before Spark plans a new batch.
 
-        With the same ranges `Batch.id` is the same, so a handler recognises its effects outside of the transaction. If
-        the checkpoint has the plan, Spark runs it. If not, this method runs it, with a batch read of exactly these
-        ranges.
+        With the same ranges `Batch.id` is the same, so a handler can recognise what it already did outside of the
+        transaction. If the checkpoint has the plan, Spark runs it. If not, this method runs it, with a batch read of
+        exactly these ranges.
         """
         batches = self.batches
         assert batches.runner is not None
@@ -225,8 +225,8 @@ class HandlerQuery:
             clients = ", ".join(sorted({member.client for member in known.members})[:3])
             if time.monotonic() > deadline:
                 raise ConfigurationError(
-                    f"group {group!r} has members ({clients}), who consume its partitions: stop the embedded app "
-                    f"first, then start the stream; or give one of them a group of its own"
+                    f"group {group!r} has members ({clients}), who consume the partitions: stop the embedded app "
+                    f"first, then start the stream; or give the stream another group"
                 )
             if not logged:
                 _log.warning(

@@ -29,7 +29,10 @@ class ProgressLog:
         self._logged_at = time.monotonic()
 
     def batch_done(self, plan: Plan, applied: Sequence[OffsetRange], batch_id: int, seconds: float) -> None:
-        """applied: the ranges of the plan that were applied; empty if the store had the end of the batch already."""
+        """
+        Args:
+            applied: the ranges of the plan that were applied; empty if the store had the end of the batch already.
+        """
         offsets = sum(map(len, applied))
         batches, before = self._counts
         self._counts = (batches + 1, before + offsets)

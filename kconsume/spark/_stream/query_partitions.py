@@ -42,7 +42,7 @@ class PlannedClaims(Claims):
 
 
 class QueryPartitions:
-    """The partitions of one run of a query.
+    """The partitions of one run of a query. Making the object does no I/O.
 
     One thread at a time calls the methods and writes all fields: first the thread that starts the query, then the
     thread that runs its batches. The heartbeat thread reads `positions` and `cluster`.
@@ -57,8 +57,7 @@ class QueryPartitions:
         policy: Policy,
         kafka: Mapping[str, ClientValue],
     ) -> None:
-        """Make the object, without I/O.
-
+        """
         Args:
             store: the offset store.
             group: the consumer group.

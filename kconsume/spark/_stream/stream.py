@@ -54,9 +54,9 @@ def stream(
     """
     if is_connect(spark):
         raise ConfigurationError(
-            "stream() reads checkpoints and stops queries through Spark's own JVM, which is not here with Spark "
-            "Connect: run the driver in classic mode (spark-submit, or SparkSession.builder.master(…)), or let an "
-            "embedded app hand its batches to Spark: a handler of DataFrame under app.run()"
+            "stream() does not work with Spark Connect: it needs the driver's JVM to read the checkpoints and to stop "
+            "the queries. Run the driver in classic mode (spark-submit, or SparkSession.builder.master(...)), or use "
+            "an app whose handlers take a pyspark.sql.DataFrame"
         )
     chosen: Mapping[str, Any] = {"processingTime": trigger} if isinstance(trigger, str) else dict(trigger or {})
     check_trigger(chosen)
@@ -84,7 +84,12 @@ class Stream:
     if the block raises."""
 
     def __init__(self, spark: SparkSession, queries: Sequence[HandlerQuery], shutdown: float) -> None:
-        """shutdown: seconds that running batches have to end after a signal."""
+        """
+        Args:
+            spark: the session of the queries.
+            queries: the running queries.
+            shutdown: seconds that running batches have to end after a signal.
+        """
         self._queries = queries
         self._shutdown = shutdown
         self._ending = threading.Lock()

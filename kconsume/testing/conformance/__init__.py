@@ -1,5 +1,5 @@
-"""The contract of an offset store, as test suites. Every store must pass the suite of its level: the stores of
-kconsume, and third-party stores.
+"""The contract of an offset store, as test suites. Every store must pass the suite of the protocol that it implements
+(`OffsetStore`, `FencedStore` or `TransactionalStore`): the stores of kconsume, and third-party stores.
 
     OffsetsSuite                 keeps offsets
     └── FencedSuite              and records who owns a partition

@@ -1,4 +1,4 @@
-"""The second level, with late claims: the generation of the Kafka group shows which claim is from the rightful owner.
+"""Tests of `FencedSuite` with late claims: the group's generation shows which claim is from the rightful owner.
 
 After a frozen process or a slow store, a claim can arrive when another member owns the partition already. The row keeps
 the generation under which the partition was claimed, and a claim of an earlier generation is refused.

@@ -1,4 +1,4 @@
-"""The second level: a store that records who owns a partition, by an epoch that only grows.
+"""`FencedSuite`: tests of a store that records who owns a partition, by an epoch that only grows.
 
 A fenced owner is a zombie: it may not know that it was fenced, and must not be able to change anything. `fencing_races`
 examines owners that act at the same moment, `claim_order` examines claims that come too late.

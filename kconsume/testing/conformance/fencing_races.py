@@ -1,4 +1,4 @@
-"""The second level, with concurrent owners: claims at the same moment, and many partitions at once.
+"""Tests of `FencedSuite` with concurrent owners: claims at the same moment, and many partitions at once.
 
 Each owner is a thread with a store object of its own. The tests check the outcome, never an order.
 """

@@ -119,14 +119,14 @@ class Owner:
 
     @property
     def fenced(self) -> FencedStore:
-        """The store, at the second level."""
+        """The store as a `FencedStore`; the test fails if it is none."""
         fenced = capabilities_of(self.store).fenced
         assert fenced is not None, f"{type(self.store).__name__} is no FencedStore: it needs claim, reclaim"
         return fenced
 
     @property
     def transactional(self) -> TransactionalStore:
-        """The store, at the third level."""
+        """The store as a `TransactionalStore`; the test fails if it is none."""
         transactional = capabilities_of(self.store).transactional
         assert transactional is not None, (
             f"{type(self.store).__name__} is no TransactionalStore: it needs claim, reclaim, transaction, "
@@ -135,7 +135,8 @@ class Owner:
         return transactional
 
     def claim(self, *partitions: Partition, at: int = 0) -> dict[Partition, Position]:
-        """Claim these partitions, or all. A store of the first level has no claims: the positions are only loaded."""
+        """Claim these partitions, or all. A store that is no `FencedStore` has no claims: the positions are only
+        loaded."""
         chosen = partitions or tuple(self.bench.partitions)
         if capabilities_of(self.store).fenced is not None:
             claimed = self.claim_from(lambda missing: dict.fromkeys(missing, Position(at)), *chosen)

@@ -1,4 +1,4 @@
-"""The first level: a store that keeps offsets.
+"""`OffsetsSuite`: tests of a store that keeps offsets.
 
 The docstring of a test names the failure that the test prevents. The tests assume nothing about owners or transactions.
 If the store records owners, all tests act as the same owner.

@@ -1,4 +1,4 @@
-"""Beyond the third level: a store that keeps the records that handlers send until the broker has confirmed them.
+"""`OutboxSuite`: tests of a store that keeps the records that handlers send until the broker has confirmed them.
 
 The tests make the calls that the relay makes. A row exists from the commit of its transaction until it is reported as
 delivered. Only the owner of its partition can read it.

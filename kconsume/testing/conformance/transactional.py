@@ -1,4 +1,5 @@
-"""The third level: a store that shares a transaction with handlers, so that effects and offset commit together.
+"""`TransactionalSuite`: tests of a store that shares a transaction with handlers, so that effects and offset commit
+together.
 
 The tests do not assume when a write takes effect (it may be queued until the end), nor where a stale owner is refused
 (at the advance or at the end). The tests check the rows that exist afterwards, seen from outside. `zombies` examines

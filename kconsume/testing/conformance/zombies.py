@@ -1,4 +1,5 @@
-"""The third level, with concurrent owners: a partition is claimed while a transaction of another owner is open on it.
+"""Tests of `TransactionalSuite` with concurrent owners: a partition is claimed while a transaction of another owner is
+open on it.
 
 A store may grant the claim at once and refuse the transaction, or let the claim wait until the transaction has ended.
 So each test checks the rows that exist afterwards: the claim came before the commit or after it, never in the middle.

@@ -36,6 +36,6 @@ def test_an_unknown_choice_is_refused_with_those_there_are(unknown: object) -> N
 
 
 def test_a_policy_says_in_words_what_it_does() -> None:
-    assert "stops the process; its offset is not passed" in str(Policy("stop"))
+    assert "stops the process; the offset does not pass the record" in str(Policy("stop"))
     assert "skipped" in str(Policy("skip"))
-    assert "holds its partition; its offset is not passed" in str(Policy("hold"))
+    assert "holds its partition; the offset does not pass the record" in str(Policy("hold"))

@@ -114,10 +114,10 @@ def test_a_policy_says_in_words_what_becomes_of_a_record() -> None:
     )
     assert str(Policy("stop", (RetryTopics((0.5,)), Retry(3, wait=1)))) == (
         "a record that fails is tried up to 3 times, 1 s apart; then it is tried again after 0.5 s, by way of a topic, "
-        "while other records go on; then it stops the process; its offset is not passed"
+        "while other records go on; then it stops the process; the offset does not pass the record"
     )
     assert str(Policy(DeadLetter("dead"), RetryTopics((5,)))).endswith(
-        "is written to topic dead, and its offset passes"
+        "is written to topic dead, and the offset passes the record"
     )
 
 

@@ -289,21 +289,21 @@ REFUSED = [
     (Untagged | AlsoUntagged, r"cannot get order: Untagged \| AlsoUntagged: .*give each msgspec.Struct a tag"),
     (Placed | Order, r"mixes pydantic models with other types in order: Placed \| Order: .*make all of them pydantic"),
     (Order | dict[str, int], r"mixes pydantic models with other types in order: Order \| dict\[str, int\]"),
-    (Order | Item, r"cannot get order: Order \| Item: nothing tells them apart; give each a field .*kind: Literal"),
-    (OrderPlaced | Order, r"nothing tells them apart; .*Annotated\[OrderPlaced \| Order, .*discriminator="),
-    (OrderPlaced | AlsoPlaced, r"OrderPlaced \| AlsoPlaced: nothing tells them apart"),
-    (OrderPlaced | OrderLost, r"OrderPlaced \| OrderLost: nothing tells them apart"),
-    (OrderPlaced | AnyKind, r"OrderPlaced \| AnyKind: nothing tells them apart"),
-    (pydantic.RootModel[Literal["a"]] | pydantic.RootModel[Literal["b"]], r"nothing tells them apart"),
+    (Order | Item, r"Order \| Item, because nothing tells these models apart; give each model a field .*kind: Literal"),
+    (OrderPlaced | Order, r"nothing tells these models apart; .*Annotated\[OrderPlaced \| Order, .*discriminator="),
+    (OrderPlaced | AlsoPlaced, r"OrderPlaced \| AlsoPlaced, because nothing tells these models apart"),
+    (OrderPlaced | OrderLost, r"OrderPlaced \| OrderLost, because nothing tells these models apart"),
+    (OrderPlaced | AnyKind, r"OrderPlaced \| AnyKind, because nothing tells these models apart"),
+    (pydantic.RootModel[Literal["a"]] | pydantic.RootModel[Literal["b"]], r"nothing tells these models apart"),
     (Annotated[OrderPlaced | Order, By(discriminator="kind")],
-     r"cannot get order: OrderPlaced \| Order: pydantic cannot read it \(Model 'Order' needs a discriminator field"),
-    (Unreadable, r"cannot get order: Unreadable: pydantic cannot read it \(.*NoSuchName.*\): correct the model"),
-    (DeferredUnreadable, r"cannot get order: DeferredUnreadable: pydantic cannot read it \(.*NoSuchName"),
-    (OldOrder, r"cannot get order: OldOrder: it is a model of pydantic 1, .* or pass decode=OldOrder\.parse_raw"),
-    (OldPoint | None, r"cannot get order: OldPoint: it is a model of pydantic 1, .* or pass decode= a function"),
-    (OldOrder | Order, r"cannot get order: OldOrder: it is a model of pydantic 1"),
+     r"order: OrderPlaced \| Order, because pydantic cannot read it \(Model 'Order' needs a discriminator field"),
+    (Unreadable, r"get order: Unreadable, because pydantic cannot read it \(.*NoSuchName.*\); correct the model"),
+    (DeferredUnreadable, r"cannot get order: DeferredUnreadable, because pydantic cannot read it \(.*NoSuchName"),
+    (OldOrder, r"order: OldOrder, because that is a model of pydantic 1, .* or pass decode=OldOrder\.parse_raw"),
+    (OldPoint | None, r"order: OldPoint, because that is a model of pydantic 1, .* or pass decode= a function"),
+    (OldOrder | Order, r"cannot get order: OldOrder, because that is a model of pydantic 1"),
     (dict[str, Order], r"it holds Order, a pydantic model, .*RootModel\[dict\[str, .*Order\]\] for a dict"),
-    (HoldsModels, r"cannot get order: HoldsModels: it holds Order, a pydantic model, which only pydantic can fill"),
+    (HoldsModels, r"order: HoldsModels, because it holds Order, a pydantic model, which only pydantic can fill"),
 ]  # fmt: skip
 
 
@@ -343,12 +343,12 @@ class TestRefused:
     def test_a_model_where_pydantic_is_not_installed_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert decoding_of("handle", "order", Order).call is not None
         monkeypatch.setitem(sys.modules, "pydantic", None)
-        assert "cannot get order: Order: it is a pydantic model" in refused(Order)
+        assert "cannot get order: Order, because it is a pydantic model" in refused(Order)
         assert refused(Order | None).endswith("pip install pydantic")
 
     def test_a_model_of_an_old_pydantic_is_refused(self) -> None:
         old = type("BaseModel", (), {"__module__": "pydantic.main"})
-        assert "it is a model of pydantic 1" in refused(type("Order", (old,), {}))
+        assert "that is a model of pydantic 1" in refused(type("Order", (old,), {}))
 
 
 class Doubling:
@@ -464,7 +464,7 @@ NOT_DECODE = [
     (two, r"decode=two, which cannot be called with one argument: it gets the value \(bytes\) alone, .*lambda value"),
     (by_name, r"decode=by_name, which cannot be called with one argument"),
     (lambda: None, r"decode=<lambda>, which cannot be called with one argument"),
-    (WithoutContext(), r"decode=WithoutContext, a Deserializer that cannot be called with a value and its Serial.*ctx"),
+    (WithoutContext(), r"decode=WithoutContext, a Deserializer that cannot be called with a value and a Serial.*ctx"),
 ]
 
 

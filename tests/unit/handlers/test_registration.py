@@ -80,9 +80,9 @@ class TestBatches:
         def wrong_too(value: bytes, batch: Batch) -> None: ...
 
         assert register(both).binding.batched
-        with pytest.raises(InvalidHandler, match="a batch has many; ask for record: Batch"):
+        with pytest.raises(InvalidHandler, match="a batch has many records; ask for record: Batch"):
             register(wrong)
-        with pytest.raises(InvalidHandler, match="ask for batch: Record, or annotate the payload as list"):
+        with pytest.raises(InvalidHandler, match="ask for batch: Record instead, or annotate the payload"):
             register(wrong_too)
 
     @pytest.mark.parametrize(

@@ -317,7 +317,7 @@ class TestWhoGetsWhat:
         handle.__annotations__["tx"] = hint
         made = app("sqlite:///shop.db")
         made.resource(connection)
-        with pytest.raises(InvalidHandler, match=r"both the store sqlite:///shop.db .* and the resource connection"):
+        with pytest.raises(InvalidHandler, match=r"the store sqlite:///shop.db provides .* the resource connection"):
             made.consume("orders")(handle)
 
         elsewhere = app("kafka://")  # control: where the store has no transaction, it is the resource

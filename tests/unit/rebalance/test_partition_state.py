@@ -113,7 +113,7 @@ class TestBoth:
 
     def test_one_that_is_not_ours_cannot_be_read_or_set(self, make: Make) -> None:
         state = make(Shop())
-        with pytest.raises(NotHeld, match=r"orders/0 is not here.*does not own the partition.*app\.listen"):
+        with pytest.raises(NotHeld, match=r"there is no state of orders/0: .*does not own the partition.*app\.listen"):
             state[A]
         with pytest.raises(NotHeld):
             state[A] = 1
@@ -192,7 +192,7 @@ def test_the_error_is_of_the_tree_and_a_key_error_and_reads_as_a_sentence() -> N
     with pytest.raises(KeyError) as caught:
         plain_state(Shop())[A]
     assert isinstance(caught.value, KconsumeError)
-    assert str(caught.value).startswith("the state of orders/0 is not here")
+    assert str(caught.value).startswith("there is no state of orders/0")
 
 
 def test_it_hears_all_three_events_and_only_the_async_one_is_awaited() -> None:

@@ -1,4 +1,7 @@
-"""The statements about a table of dead letters on PostgreSQL, in the handler's transaction. Texts and values only."""
+"""The statements about a table of dead letters on PostgreSQL, in the handler's transaction.
+
+Returns the statements with their values. Executes none of them.
+"""
 
 from __future__ import annotations
 

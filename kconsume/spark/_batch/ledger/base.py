@@ -201,8 +201,7 @@ class OffsetsOnlyLedger:
 def stream_taken(group: str, topic: str, owner: str) -> StreamTaken:
     return StreamTaken(
         f"group {group!r} has a Spark query on topic {topic!r} already, in {owner}, and two queries would do the same "
-        f"work: stop that query (drain() of its stream, or kconsume.spark.request_stop), or give this query a group of "
-        f"its own"
+        f"work: stop that query (with Stream.drain, or kconsume.spark.request_stop), or give this query another group"
     )
 
 

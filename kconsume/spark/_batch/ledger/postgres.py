@@ -33,14 +33,15 @@ _LOCK_PATIENCE = 2.0
 
 
 class PostgresLedger:
-    """The ledger of one query of a group."""
+    """The ledger of one query of a group. Making the object does no I/O."""
 
     exactly_once: ClassVar[bool] = True
 
     def __init__(self, store: PostgresStore, group: str, name: str, owner: str, *, by_handler: bool = False) -> None:
-        """Make the ledger, without I/O.
-
+        """
         Args:
+            store: the store of the group's offsets.
+            group: the consumer group.
             name: identifies the query in its group.
             owner: identifies this run of the query.
             by_handler: True if the name is the handler's. A query of other topics in the group may have the same name.

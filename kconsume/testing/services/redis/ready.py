@@ -18,7 +18,7 @@ def answers(url: str) -> str | None:
     client = redis.Redis.from_url(url, socket_timeout=_ANSWER_SECONDS, socket_connect_timeout=_ANSWER_SECONDS)
     try:
         client.ping()
-    except redis.RedisError as refused:  # also while the server still loads its data
+    except redis.RedisError as refused:  # also raised while the server still loads its data
         return str(refused)
     finally:
         client.close()
