@@ -24,6 +24,7 @@ from kconsume._runtime.lanes.event_loop import AsyncLanes
 from kconsume._runtime.lanes.lane import Chunk, Lane
 from kconsume.backends import SqliteStore, open_store
 from kconsume.errors import ConfigurationError, ResourceFailed
+from kconsume.failures.retry_topics import Moment
 from tests.fix_arena import Arena, told_to_stop
 from tests.waiting import eventually
 
@@ -102,9 +103,7 @@ def another_process_can_write(url: str) -> bool:
     code = f"""
         from kconsume.backends import SqliteStore
         from kconsume.backends.sqlite import connection
-        from kconsume.failures.retry_topics import Moment
-from kconsume.failures.retry_topics import Moment
-from kconsume.records import Partition
+        from kconsume.records import Partition
         connection._PATIENCE = 2.0
         SqliteStore.from_url({url!r}).reset("another", {{Partition("orders", 0): 1}})
     """
@@ -930,29 +929,29 @@ def shares_of_time(
     first: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> list[float]:
-    """Seconds in each partition's handler until the first partition was through. Nothing is handled before all have
-    records: one that is fetched later is not starved. The lanes' clock shows the time that the handlers took, and not
-    the time that the machine took from them."""
+    """Seconds in each partition's handler until the first partition was through. Nothing is handled before all have all
+    their records: one that is fetched later is not starved. Each lane's clock shows the time that its own handlers
+    took, and not the time that the machine took from them."""
     topic = arena.topic(partitions)
     arena.fill(topic, each, partitions)
     table(sqlite_url)
-    app, seen, given = arena.app(group, sqlite_url), list[tuple[int, float]](), set[int]()
-    submit, now = AsyncLanes.submit, 0.0
-    monkeypatch.setattr("kconsume._runtime.lanes.event_loop._clock", lambda: now)
-    monkeypatch.setattr(Moment, "now", lambda: Moment(time.time(), now))
+    app, seen, given = arena.app(group, sqlite_url), list[tuple[int, float]](), 0
+    submit, now = AsyncLanes.submit, ContextVar("now", default=0.0)  # a lane's turn is a task with a context of its own
+    monkeypatch.setattr("kconsume._runtime.lanes.event_loop._clock", now.get)
+    monkeypatch.setattr(Moment, "now", lambda: Moment(time.time(), now.get()))
 
     def noted(lanes: AsyncLanes, lane: Lane, chunk: Chunk) -> None:
-        given.add(lane.partition.number)
+        nonlocal given
+        given += len(chunk.messages)
         submit(lanes, lane, chunk)
 
     monkeypatch.setattr(AsyncLanes, "submit", noted)
 
     async def work(record: Record) -> None:
-        nonlocal now
-        while len(given) < partitions:
+        while given < partitions * each:
             await asyncio.sleep(0.001)
         seconds = 0.003 if record.partition or record.offset else first
-        now += seconds
+        now.set(now.get() + seconds)
         await asyncio.sleep(0)
         seen.append((record.partition, seconds))
 
