@@ -69,8 +69,6 @@ class Capabilities:
     """The store's transactions can be taken away from a handler that hangs on a thread: `SeverableTx`."""
     finishes: bool = False
     """The store's transactions can move the offset in the round trip of the commit: `FinishingTx`."""
-    numbers_rows: bool = False
-    """The store's transactions know the numbers of the outbox rows that they wrote: `NumberedTx`."""
     durable: bool = True
     """False if the rows are forgotten when the process ends."""
     location: str | None = None
@@ -171,7 +169,7 @@ class OutboxStore(TransactionalStore, Protocol):
 
         Args:
             most: the highest number of rows for each partition.
-            targets: for a partition named here, only rows to these topics.
+            targets: for a partition named here, only these rows.
         """
         ...
 
@@ -186,7 +184,7 @@ class OutboxStore(TransactionalStore, Protocol):
         Args:
             owner: who asks; takes or renews the lease.
             most: the highest number of rows.
-            targets: only rows to these topics; None for all.
+            targets: only these rows; None for all.
         """
         ...
 
@@ -296,15 +294,6 @@ class OutboxTx(Tx, Protocol):
 
     def record_origins(self, origins: Sequence[str]) -> set[str]:
         """Record that the group has handled these origins. Returns the origins that it had not handled before."""
-        ...
-
-
-@runtime_checkable
-class NumberedTx(Protocol):
-    """An `OutboxTx` or `AsyncOutboxTx` that knows the numbers of its rows, so that they need not be read back."""
-
-    def numbers(self) -> Sequence[int]:
-        """The numbers of all posted rows, in the order of posting. Called after the commit, from any thread."""
         ...
 
 

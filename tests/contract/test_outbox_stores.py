@@ -119,7 +119,6 @@ class TestQueue(OutboxSuite):
         OutboxSuite.test_rows_are_undone_with_their_transaction,
         OutboxSuite.test_a_row_has_all_of_its_record,
         OutboxSuite.test_an_origin_is_taken_in_once_by_each_group,
-        OutboxSuite.test_the_numbers_that_a_transaction_tells_are_those_of_its_rows,
     ],
 )
 def test_sessions_of_sqlalchemy_keep_the_same_promises(

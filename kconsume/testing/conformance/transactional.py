@@ -19,7 +19,6 @@ from kconsume.backends.base import OffsetStore, Position
 from kconsume.backends.capabilities import (
     FinishingTx,
     LetterTx,
-    NumberedTx,
     OutboxTx,
     SeverableTx,
     capabilities_of,
@@ -36,7 +35,6 @@ TX_CAPABILITIES: list[tuple[str, type]] = [
     ("keeps_letters", LetterTx),
     ("severs", SeverableTx),
     ("finishes", FinishingTx),
-    ("numbers_rows", NumberedTx),
 ]
 """What a store may declare about its transactions, and the methods that each must then have."""
 
