@@ -1,4 +1,4 @@
-"""Speed, as ratios against what a user would write by hand. `benchmarks/README.md` explains the figures.
+"""Measures speed, as ratios to programs without kconsume. `benchmarks/README.md` explains the figures.
 
-Must not import anything: `cases/start` measures the start of a process that imports this file.
+This file must import nothing: `cases/start` measures the start of a process that imports it.
 """

@@ -1,4 +1,4 @@
-"""`python -m benchmarks [CASE…]`: measure on one real broker, print the table, exit with 1 if a bar is missed."""
+"""`python -m benchmarks [CASE…]`: measure on one real broker, and print the table. Exit code 1 means a missed bar."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kconsume.testing.services import kafka_service, postgres_service, redis_ser
 
 Addresses = Mapping[Database, str]
 
-_TABLE_WIDTH = 100  # also if the output is a file, because the table must not be cropped
+_TABLE_WIDTH = 100  # set explicitly, because a table that is written to a file would be cropped
 _began = time.monotonic()
 
 
@@ -63,7 +63,7 @@ def main(cases: tuple[str, ...], rounds: int, records: int, file: Path | None) -
             addresses = databases(chosen, services)
             results.extend(_measure(chosen, kafka.bootstrap, addresses, rounds, records))
     except (ServiceUnavailable, SideFailed) as failed:
-        _show(results)  # what was measured before the failure
+        _show(results)  # the cases that ended before the failure
         raise click.ClickException(str(failed)) from failed
     if file is not None:
         write(file, results, broker, records)

@@ -1,7 +1,7 @@
 """The bare loops on confluent-kafka that kconsume is measured against.
 
-They commit nothing, keep no order across threads and survive no rebalance, and each missing promise saves them time.
-They must not be slower than what a careful user would write.
+They commit nothing, use one thread and handle no rebalance, which saves them time. They must not be slower than what a
+careful user would write.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 
 from kconsume._config.client_settings import ClientValue, client_settings
 
-# Not typed further: a narrower type of `value()` would cost the loop a call or a check for each record.
+# `Any`: a narrower type of `value()` would need a call or a check for each record in the loop.
 Handler = Callable[..., None]
 AsyncHandler = Callable[..., Awaitable[None]]
 Decode = Callable[..., object]
 
 
 def same_settings(bootstrap: str, group: str) -> dict[str, ClientValue]:
-    """Exactly the client settings of `App.catch_up`, except for the start: kconsume asks the store for it."""
+    """The client settings of `App.catch_up`. The loop also sets where it starts; kconsume reads that from the store."""
     return {**client_settings(bootstrap, group, {}), "auto.offset.reset": "earliest"}
 
 
 def own_defaults(bootstrap: str, group: str) -> dict[str, ClientValue]:
-    """The client's own defaults."""
     return {"bootstrap.servers": bootstrap, "group.id": group, "auto.offset.reset": "earliest"}
 
 
@@ -52,7 +51,7 @@ def consume_decoded(
     handler: Handler,
     total: int,
 ) -> int:
-    """The same with a decoder. Written again, because one more call for each record would be a slower loop."""
+    """The same as `consume`, with a decoder. A shared loop would need one more call for each record."""
     consumer = _subscribed(settings, topic)
     seen = 0
     while seen < total:
@@ -68,7 +67,7 @@ def consume_decoded(
 
 
 def consume_async(settings: Mapping[str, ClientValue], topic: str, handler: AsyncHandler, total: int) -> int:
-    """The same in an event loop. It waits for the client on the loop's thread, because this loop has no other task."""
+    """The same as `consume`, in an event loop. Polling blocks the loop, which has no other task."""
 
     async def main() -> int:
         consumer = _subscribed(settings, topic)
@@ -104,7 +103,7 @@ def consume_values(settings: Mapping[str, ClientValue], topic: str, handler: Han
 
 
 def consume_messages(settings: Mapping[str, ClientValue], topic: str, handler: Handler, total: int) -> int:
-    """Call the handler with the list of messages that each `consume(1000, 0.1)` returned. Read nothing of them."""
+    """Call the handler with the list of messages of each `consume(1000, 0.1)`. Only their errors are read."""
     consumer = _subscribed(settings, topic)
     seen = 0
     while seen < total:

@@ -1,6 +1,6 @@
-"""The topics of a run on its real broker: created when a case first needs them, deleted at the end.
+"""The topics of a run on the real broker. Each is created when a case first needs it, and deleted at the end.
 
-They are filled before a side runs, never while one is measured.
+Records are written before a measurement, never during one.
 """
 
 from __future__ import annotations

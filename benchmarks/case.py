@@ -1,7 +1,7 @@
 """A case: two sides that do the same work, and the bar that their comparison must meet.
 
-A side runs in a fresh process (`side.py`), gets a `Task` and returns a `Measured`. It must check its own counts, and
-raise if a record is missing or came twice. The two sides of a case must be measured alike.
+A side runs in a new process (`side.py`), gets a `Task` and returns a `Measured`. It must check its own counts, and
+raise if a record is missing or came twice. Both sides of a case must be measured in the same way.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ class Task(msgspec.Struct, frozen=True):
     records: int
     """The number of orders between the marks. `orders.total` is the number of all records."""
     group: str = ""
-    """A new one for each run."""
+    """The consumer group: a new one for each run."""
     transaction: int | None = None
-    """How many records kconsume had in a transaction, for a side that must do the same."""
+    """Records in each transaction, for the side without kconsume: the mean of kconsume's transactions."""
     postgres: str = ""
     redis: str = ""
-    """Addresses, for a case that needs them."""
+    """Addresses of the databases that the case needs."""
 
 
 class Measured(msgspec.Struct, frozen=True):
     """The result of one side in one run."""
 
     figure: float
-    """In the unit of the case. The figures of both sides are compared."""
+    """The result, in the unit of the case. It is compared with the figure of the other side."""
     cpu: float
     """Seconds of CPU time of all threads of the process."""
     records: int
@@ -47,7 +47,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class Unit(NamedTuple):
-    """How figures are shown: `text.format(figure)`; the CPU seconds of a record, times `cpu_scale`, by `cpu`."""
+    """Format strings of a figure: `text` for the figure; `cpu` for the CPU seconds of a record times `cpu_scale`."""
 
     text: str
     cpu: str = "{:.2f} µs"
@@ -61,7 +61,7 @@ class Unit(NamedTuple):
 
 
 class Topics(Protocol):
-    """Topics with orders, created at the first request and then shared."""
+    """Creates topics with orders. A topic is created at the first request, and shared by later requests."""
 
     def orders(self, records: int, form: Form = "bytes") -> Task:
         """Return a task on a topic with this many orders."""
@@ -78,18 +78,18 @@ class Case(ABC):
     names: ClassVar[tuple[str, str]] = ("kconsume", "bare loop")
     """The names of the sides in the table."""
     most_rounds: ClassVar[int | None] = None
-    """A limit for a case whose rounds are long and alike."""
+    """The highest number of rounds, for a case whose rounds take long and differ little."""
     warm_up: ClassVar[bool] = True
-    """True if a first round is run and discarded: it pays for cold caches and for the broker's JIT."""
+    """True if the first round is discarded, because caches are cold and the broker's JIT has not run."""
 
     needs: ClassVar[tuple[Database, ...]] = ()
     """The databases that the case needs besides the broker. Their addresses are in the task."""
 
     own_topics: ClassVar[bool] = False
-    """True if its topics are too large to keep until the end of the run."""
+    """True if the topics of the case are deleted after the case, because they are large."""
 
     def tasks(self, topics: Topics, records: int) -> tuple[Task, Task]:
-        """Return the tasks of both sides. They are the same, unless the case is about their difference."""
+        """Return the tasks of both sides. They differ only if the case compares two tasks, as `memory` does."""
         task = topics.orders(records)
         return task, task
 

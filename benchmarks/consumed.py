@@ -23,10 +23,10 @@ def catch_up(app: App, task: Task) -> int:
 
 
 def rate(task: Task, seen: int, between: int | None = None) -> Measured:
-    """Return the records per second of either side, after all records were `seen`.
+    """Return the records per second of one side. `seen` is the number of records that the side has handled.
 
-    between: how many records were handled from the first mark to the last, if that is known. By default the number of
-        orders: records behind the last mark of a partition that ends early count for neither side.
+    between: how many records were handled from the first mark to the last. Default: the number of orders. In a
+        partition that ends early, the records after its last mark are not counted, on either side.
     """
     _check(task, seen)
     seconds, cpu = marks.span()
@@ -35,7 +35,7 @@ def rate(task: Task, seen: int, between: int | None = None) -> Measured:
 
 
 def cost(task: Task, seen: int) -> Measured:
-    """Return the nanoseconds of CPU per record, for cases whose bar is finer than wall time can measure."""
+    """Return the nanoseconds of CPU per record, for cases whose bar is too close for a measurement of wall time."""
     measured = rate(task, seen)
     return msgspec.structs.replace(measured, figure=measured.cpu / measured.records * 1e9)
 
@@ -49,7 +49,7 @@ def tallied_cost(task: Task, seen: int) -> Measured:
 
 
 def committed_rate(task: Task, effects: int) -> Measured:
-    """Return the records per second by the commits of either side, after this many `effects` were found."""
+    """Return the records per second of one side, timed by its commits. `effects` is the number of rows found."""
     _check(task, effects)
     _check(task, marks.tallied())
     span, count = marks.stretch(task.records)

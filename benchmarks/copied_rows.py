@@ -1,4 +1,4 @@
-"""The work of both sides of `spark-ledger` in executors: the same COPY, with and without a range in its transaction.
+"""The task of `spark-ledger` in executors: a COPY, with an offset range in its transaction (kconsume) or without.
 
 This is a module of its own, because executors import it.
 """
@@ -23,7 +23,7 @@ def copy(rows: Iterator[pa.RecordBatch], tx: psycopg.Connection) -> None:
 
 
 class BareTask:
-    """Keeps a connection for the next task, and runs one transaction for each task."""
+    """Runs one transaction for each task, and keeps the connection open for the next task."""
 
     _connections: ClassVar[dict[str, psycopg.Connection[Any]]] = {}
 

@@ -1,4 +1,4 @@
-"""A program on kconsume that prints when its handler is first called. Started by `cases/start.py`."""
+"""A kconsume program that prints when its handler is first called. Started by `cases/start.py`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A program on confluent-kafka that prints when it has its first message. Started by `cases/start.py`.
 
-Must not import kconsume. The settings come as arguments.
+Must not import kconsume. The client settings are arguments of the command.
 """
 
 from __future__ import annotations

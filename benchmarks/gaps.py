@@ -1,11 +1,10 @@
-"""How long partitions that do not move get no records in a rebalance: a distribution, not a ratio (promise P6).
+"""Measures how long partitions that do not move get no records in a rebalance (promise P6).
 
     .venv/bin/python -m benchmarks.gaps --rounds 10
 
-Every partition gets a record each 10 ms. One member stays, another joins and leaves. For the partitions that the
-first member has before and after, the longest time between two handled records is measured, around each join and each
-leave. For comparison, the same is measured without a rebalance. The run asserts that no record was lost, and that
-each partition kept its order.
+Every partition gets a record every 10 ms. One member stays; another member joins and leaves. Around each join and
+leave, the longest time between two handled records is measured, in the partitions that the first member keeps. The
+same is measured without a rebalance. The run asserts that no record was lost, and that each partition kept its order.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=10)
     rounds: int = parser.parse_args().rounds
-    print("longest time without a record, of partitions that do not move, around a join or a leave")
+    print("longest time without a record, in partitions that do not move, around a join or a leave")
     print(f"{'protocol':<12} {'work':<9} {'at rest':>9} {'median':>9} {'longest':>9}")
     missed = False
     with kafka_service() as kafka:
@@ -94,13 +93,13 @@ def measure(
 def join_and_leave(member: Callable[[], App], first: App, seen: Seen) -> Iterator[float]:
     began = time.monotonic()
     with member().running() as second:
-        # Wait until the end: a new member learns its partitions with its next heartbeat.
-        eventually(lambda: len(held(first)) == len(held(second)) == PARTITIONS // 2, what="half of them have moved")
+        # Wait for the end of the rebalance: the new member learns its partitions at its next heartbeat.
+        eventually(lambda: len(held(first)) == len(held(second)) == PARTITIONS // 2, what="half the partitions moved")
         staying = held(first)
         time.sleep(max(0.0, began + AROUND - time.monotonic()))
         yield gap(seen, staying, began)
         began = time.monotonic()
-    eventually(lambda: len(held(first)) == PARTITIONS, what="they are back")
+    eventually(lambda: len(held(first)) == PARTITIONS, what="the first member has all partitions again")
     time.sleep(max(0.0, began + AROUND - time.monotonic()))
     yield gap(seen, staying, began)
 
@@ -112,7 +111,7 @@ def held(app: App) -> set[int]:
 
 
 def gap(seen: Seen, partitions: set[int], since: float) -> float:
-    """Return the longest time without a record in one of these partitions, since then."""
+    """Return the longest time without a record in one of these partitions, from `since` on."""
     longest = 0.0
     for partition in partitions:
         times = [at for at, _ in list(seen[partition]) if at >= since - EVERY]
@@ -122,7 +121,7 @@ def gap(seen: Seen, partitions: set[int], since: float) -> float:
 
 @contextmanager
 def writing(bootstrap: str, topic: str) -> Iterator[Callable[[], int]]:
-    """Write a record to each partition every 10 ms. The yielded function stops it, and returns the number written."""
+    """Write a record to each partition every 10 ms. The yielded function stops the writer, and returns its count."""
     done, count = threading.Event(), 0
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0, "enable.idempotence": True})
 
@@ -149,13 +148,13 @@ def writing(bootstrap: str, topic: str) -> Iterator[Callable[[], int]]:
 
 
 def _check(written: int, first: Seen, second: Seen) -> None:
-    """After both members have ended: check that no offset is missing, and that each member kept the order."""
+    """Check that no offset is missing, and that each member kept the order. Both members must have ended."""
     for partition in range(PARTITIONS):
         for seen in (first, second):
             offsets = [offset for _, offset in seen[partition]]
             assert offsets == sorted(offsets), f"partition {partition} lost its order"
         handled = {offset for seen in (first, second) for _, offset in seen[partition]}
-        assert handled == set(range(len(handled))), f"partition {partition} has a hole"
+        assert handled == set(range(len(handled))), f"partition {partition} has a gap in its offsets"
     total = sum(len(seen[n]) for seen in (first, second) for n in range(PARTITIONS))
     assert total <= written, "some records were handled twice"
     assert total > written * 0.9, f"{total} handled of {written}"

@@ -1,7 +1,8 @@
-"""Orders written to PostgreSQL: by kconsume, exactly once, and by the programs that a user writes without it.
+"""Write orders to PostgreSQL: with kconsume, exactly once, and with programs that a user would write without it.
 
 All sides call the same handlers with the same decoding, on connections with the same settings, and count after each
-commit. Each run has its own database. Imported only when a case runs, so that other cases do not load psycopg.
+commit. Each run has its own database. This module is imported only when a case runs, so that other cases do not load
+psycopg.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def insert_and_send(order: Order, tx: psycopg.Connection) -> Order:
 
 
 class WitnessedOutbox(PostgresStore):
-    """Counts the rows that the broker has confirmed and that were then deleted."""
+    """Counts the outbox rows that were deleted after the broker had confirmed their records."""
 
     def delivered(self, group: str, numbers: Mapping[Partition, Sequence[int]]) -> None:
         super().delivered(group, numbers)
@@ -108,7 +109,7 @@ def through_the_outbox(task: Task, target: str) -> Measured:
 
 
 def one_by_one(task: Task, *, pipelined: bool) -> Measured:
-    """One insert for each record: each waited for, or all of a transaction in one pipeline."""
+    """One insert for each record. Waits for each insert; with `pipelined`, once for all inserts of a transaction."""
     with _database(task.postgres) as url, _connect(url) as connection:
         for part in _parts(task):
             way: AbstractContextManager[object] = connection.pipeline() if pipelined else nullcontext()
@@ -131,7 +132,7 @@ def copied(task: Task) -> Measured:
 
 def _parts(task: Task) -> Sequence[Sequence[bytes]]:
     """Return all values, divided into transactions of the size that kconsume had."""
-    assert task.transaction is not None  # known, because kconsume is first in the warm-up
+    assert task.transaction is not None  # known, because kconsume's side runs first in the warm-up
     values = [value for partition in range(PARTITIONS) for value in orders.values(partition, task.records, "typed")]
     return [values[first : first + task.transaction] for first in range(0, len(values), task.transaction)]
 
@@ -140,7 +141,7 @@ def _parts(task: Task) -> Sequence[Sequence[bytes]]:
 
 
 def usual_loop(task: Task) -> Measured:
-    """For each of `records` records: one poll, one transaction, one synchronous commit. Later records are not read."""
+    """For each of `records` records: one poll, one transaction, one synchronous commit. Stops after them."""
     consumer = Consumer({**bare.own_defaults(task.bootstrap, task.group), "enable.auto.commit": False})
     consumer.subscribe([task.topic])
     with _database(task.postgres) as url, _connect(url) as connection:
@@ -180,12 +181,12 @@ def _database(address: str) -> Iterator[str]:
 
 
 def _connect(url: str) -> psycopg.Connection:
-    """Connect with the settings of kconsume's own connections, which prepare no statement because of poolers."""
+    """Connect with the settings of kconsume's own connections. They prepare no statement, so that poolers work."""
     return psycopg.connect(url, autocommit=True, prepare_threshold=None)
 
 
 def _effects(url: str) -> int:
-    """Return the number of rows. Raises if an order is there twice. Only the marks are equal."""
+    """Return the number of rows. Raises if an order was written twice. Only the marks have equal ids."""
     with _connect(url) as connection:
         found = connection.execute("select count(*), count(distinct id), count(*) filter (where id = 0) from orders")
         rows, distinct, marked = found.fetchone() or (0, 0, 0)

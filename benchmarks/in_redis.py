@@ -1,7 +1,7 @@
-"""Orders pushed to a list in Redis: by kconsume, exactly once, and by redis-py's own pipelines.
+"""Push orders to a list in Redis: with kconsume, exactly once, and with redis-py's own pipelines.
 
-Both sides call the same handler and count after each transaction. Imported only when a case runs, so that other cases
-do not load redis-py.
+Both sides call the same handler and count after each transaction. This module is imported only when a case runs,
+so that other cases do not load redis-py.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def by_kconsume(task: Task) -> Measured:
 
 
 def by_pipelines(task: Task) -> Measured:
-    """MULTI, as many commands as kconsume had in a transaction, and EXEC."""
-    assert task.transaction is not None  # known, because kconsume is first in the warm-up
+    """MULTI, as many commands as kconsume had in a transaction, and EXEC, until all values are written."""
+    assert task.transaction is not None  # known, because kconsume's side runs first in the warm-up
     size = task.transaction
     values = [value for partition in range(PARTITIONS) for value in orders.values(partition, task.records, "bytes")]
     with _emptied(task.redis) as client:
@@ -66,7 +66,7 @@ def by_pipelines(task: Task) -> Measured:
 
 @contextmanager
 def _emptied(address: str) -> Iterator[Redis]:
-    """Delete the list before and after."""
+    """Yield a client. The list is deleted before and afterwards."""
     with Redis.from_url(address) as client:
         client.delete(_LIST)
         try:
@@ -76,7 +76,7 @@ def _emptied(address: str) -> Iterator[Redis]:
 
 
 def _effects(client: Redis) -> int:
-    """Return the number of values. Raises if a value is there twice. Only the marks are equal."""
+    """Return the number of values. Raises if a value was written twice. Only the marks are equal."""
     values = client.lrange(_LIST, 0, -1)
     distinct = len(set(values))
     if len(values) - MARKS != distinct - 1:

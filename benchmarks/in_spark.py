@@ -1,4 +1,4 @@
-"""A small, quiet Spark session for a side, in a temporary folder. Both sides have the jars of the connector."""
+"""A small Spark session with little log output, in a temporary folder. Both sides load the jars of the connector."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MASTER = "local[2]"
 
 @contextmanager
 def spark_session() -> Iterator[tuple[SparkSession, Path]]:
-    """Yield a session, and the folder for the files of Spark."""
+    """Yield a session, and the folder for Spark's files."""
     os.environ.update(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1")
     with TemporaryDirectory(prefix="kconsume-bench-") as folder:
         settings = {
@@ -42,8 +42,10 @@ def spark_session() -> Iterator[tuple[SparkSession, Path]]:
 
 
 class NoopWrites:
-    """Writes DataFrames with the noop format, counts their rows by Spark, and notes the time of the last write. Can be
-    called from any thread."""
+    """Writes DataFrames with the noop format, lets Spark count their rows, and records the time of the last write.
+
+    Can be called from any thread.
+    """
 
     def __init__(self) -> None:
         self._rows: list[int] = []
@@ -64,8 +66,10 @@ class NoopWrites:
 
 
 def twice(task: Task, read: Callable[[str, NoopWrites], None]) -> Measured:
-    """Read the topic twice, and measure the second time, when the JVM has compiled the hot code: from the call to the
-    last written row."""
+    """Read the topic twice, and measure the second time, from the call to the last written row.
+
+    The first time lets the JVM compile the code that runs most.
+    """
     wanted = orders.total(task.records)
     for name in ("first", "second"):
         writes, began, cpu = NoopWrites(), time.perf_counter(), time.process_time()

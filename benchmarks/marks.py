@@ -1,14 +1,13 @@
-"""The clock of a run. Records start and stop it, inside the handler.
+"""The clock of a run. Two marks, which are special records, start and stop it inside the handler.
 
-Both sides call the same handlers, so both pay the same for the measurement: one look at the value, some nanoseconds
-for each record. Nothing of kconsume is patched, watched or asked for a time. Start, group join, the idle wait at the
-end and closing are outside of the first and the last mark.
+Both sides call the same handlers, so the measurement costs both the same: one check of the value, some nanoseconds for
+each record. The clock uses nothing of kconsume. Start, group join, the idle wait at the end and closing are before the
+first mark or after the last one.
 
 The CPU time is that of the whole process, including the client's threads, between the same two moments.
 
-Handlers that get a table, or a list of messages, look at no value. Their clock goes by the number of records that
-they got: `tally` costs a microsecond for each batch. For databases, the committed transactions are counted
-(`witness.py`).
+Handlers that get a table, or a list of messages, check no value. They count records instead: `tally` costs a
+microsecond for each batch. For databases, the records of committed transactions are counted (`witness.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Moment(NamedTuple):
 
 
 class Span(NamedTuple):
-    """From the first handled mark to the last one."""
+    """The time from the first handled mark to the last one."""
 
     seconds: float
     cpu: float
@@ -48,12 +47,12 @@ def mark() -> None:
 
 
 def restart() -> None:
-    """Forget all marks, before the topic is read once more in this process."""
+    """Delete all recorded marks, before the topic is read again in this process."""
     _marks.clear()
 
 
 def span() -> Span:
-    """Return what was measured in this process. Raises unless every mark of the topic came exactly once."""
+    """Return the time between the marks. Raises unless every mark of the topic came exactly once."""
     return between(_marks)
 
 
@@ -82,13 +81,16 @@ def mean_tally() -> int:
 
 
 def stretch(records: int) -> tuple[Span, int]:
-    """Return what was measured in this process by counted batches, and for how many records."""
+    """Return the time by counted batches, and the number of records in that time."""
     return between_tallies(_tallies, records)
 
 
 def between_tallies(tallies: list[Tally], records: int) -> tuple[Span, int]:
-    """Measure from the first batch to the batch with which as many records were there as lie between the marks. Later
-    batches are the end of the topic. The first batch was made before the clock started, so its records do not count."""
+    """Measure from the first batch to the batch with which `records` records are complete.
+
+    Later batches are the end of the topic. The records of the first batch do not count, because they were handled
+    before the clock started.
+    """
     first, *rest = sorted(tallies, key=lambda tally: tally.moment)
     count = 0
     for batch in rest:

@@ -5,9 +5,9 @@ A partition holds, in this order:
     mark · orders · mark · 1000 orders that do not count
 
 A *mark* is a record that a handler recognises with almost no work: an empty value for handlers of bytes, a quantity of
-zero for typed ones. The first handled mark starts the clock, and the last one stops it (`marks.py`). The orders behind
-the last mark exist because `consume(1000, 0.1)` waits the whole tenth of a second for a batch that cannot be filled any
-more: without them the bare loop would be charged for the end of the topic.
+zero for typed ones. The first handled mark starts the clock, and the last one stops it (`marks.py`). The orders after
+the last mark exist because `consume(1000, 0.1)` waits 0.1 s if fewer than 1000 records are left. Without these orders
+the time of the bare loop would include that wait.
 
 Pure: returns values, writes nothing.
 """
@@ -27,7 +27,7 @@ Form = Literal["bytes", "typed"]
 
 
 class Order(msgspec.Struct):
-    """The type of a typed handler's records. A quantity of zero is a mark."""
+    """The payload type of typed handlers. An order with a quantity of zero is a mark."""
 
     id: int
     sku: str
@@ -44,12 +44,12 @@ _ORDER = (
 
 
 def counted(records: int) -> int:
-    """Return how many orders are between the marks for `records` requested ones: the same number in each partition."""
+    """Return the number of orders between the marks: `records`, rounded down to a multiple of the partitions."""
     return records // PARTITIONS * PARTITIONS
 
 
 def total(records: int) -> int:
-    """Return how many records the topic has, including marks and lead-out."""
+    """Return how many records the topic has, including the marks and the orders after the last mark."""
     return counted(records) + MARKS + PARTITIONS * LEAD_OUT
 
 

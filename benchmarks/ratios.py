@@ -1,7 +1,7 @@
 """The comparison of paired rounds: ratio or difference, range, and whether a bar is met.
 
-Pure. Must not average the sides first: a machine that was slow in one round was slow for both sides, so only the
-comparisons inside rounds can be compared with each other.
+Pure. The two sides are compared inside each round, and then the median of the rounds is taken. Averaging each side
+first would be wrong, because the speed of the machine differs between rounds.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ class Bar(NamedTuple):
     limit: float
     at_least: bool = True
     digits: int = 2
-    """The decimal places of ratios. A bar close to 1 needs more."""
+    """The decimal places of ratios. A bar close to 1 needs more decimal places."""
     unit: str = ""
-    """Set if the bar is a difference and not a ratio, because the other side does nothing: a ratio to nothing means
-    nothing."""
+    """The unit, if the bar is a difference. Used if the other side does nothing, because a ratio would mean nothing."""
 
     def compare(self, ours: float, theirs: float) -> float:
         return ours - theirs if self.unit else ours / theirs
@@ -48,7 +47,7 @@ class Spread(NamedTuple):
 
 
 def spread(pairs: Sequence[tuple[float, float]], bar: Bar) -> Spread:
-    """Compare (ours, theirs) of each round. Raises if there is no round, or if a figure is zero."""
+    """Compare the two figures (ours, theirs) of each round. Raises if there is no round, or if a figure is zero."""
     if not pairs or any(figure <= 0 for pair in pairs for figure in pair):
         raise ValueError(f"nothing to compare in {list(pairs)!r}: each round needs two figures above zero")
     each = [bar.compare(ours, theirs) for ours, theirs in pairs]

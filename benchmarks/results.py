@@ -50,7 +50,7 @@ class Result:
 
 
 class Written(msgspec.Struct, frozen=True):
-    """A result in the file."""
+    """The result of one case, as it is written to the file."""
 
     case: str
     about: str

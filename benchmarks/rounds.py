@@ -1,7 +1,7 @@
-"""Paired rounds: the two sides one after the other, each in a fresh process. The first side alternates.
+"""Paired rounds: both sides one after the other, each in a new process. The side that runs first alternates.
 
-Must not judge figures. A side that fails, hangs or miscounts ends the whole run, because a ratio without it would be
-meaningless.
+Does not compare figures with bars. If a side fails, hangs or has wrong counts, the whole run ends, because the round
+has no valid ratio.
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ class Round(msgspec.Struct, frozen=True):
 
 
 def play(case: Case, tasks: tuple[Task, Task], rounds: int, say: Say, run: RunSide | None = None) -> list[Round]:
-    """Run all rounds and return those that count. The transaction size of kconsume in one round is the size of
-    the other side in the next one, so kconsume is first in the warm-up."""
+    """Run all rounds. Returns them without the warm-up.
+
+    The other side uses the transaction size that kconsume had in its last run, so kconsume runs first in the warm-up.
+    """
     run = run or run_side
     ours, theirs = tasks
     played: list[Round] = []

@@ -1,7 +1,7 @@
 """One side of a case, alone in its process: `python -m benchmarks.side CASE ours|theirs`.
 
-Reads the task as JSON from standard input, and prints the measurement as one line of JSON. Started by `rounds.py`; by
-hand it is useful under a profiler.
+Reads the task as JSON from standard input, and prints the measurement as one line of JSON. `rounds.py` starts it.
+Started by hand, it can run under a profiler.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A topic that a side writes to, created for one run, and the number of its records."""
+"""Creates a topic to which a side writes in one run, and counts its records."""
 
 from __future__ import annotations
 

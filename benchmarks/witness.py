@@ -1,8 +1,8 @@
-"""Notes the transactions of kconsume's stores after they commit: how many records each had, and when.
+"""Records each transaction of kconsume's stores after its commit: the number of its records, and the time.
 
-The other side does the same after each of its own commits, so both are measured by one clock. It costs kconsume's
-side some microseconds for each transaction, and the database nothing. This file only uses what any third-party store
-may use: it passes the methods of the store protocol on. Nothing of kconsume is patched.
+The other side does the same after each of its own commits, so both are measured in the same way. This costs
+kconsume's side some microseconds for each transaction, and the database nothing. The classes here wrap a store and its
+transactions, as a third-party store could; nothing of kconsume is patched.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kconsume.errors import StoreError
 
 
 class WitnessedTx:
-    """A transaction that notes how far it moved its offset."""
+    """A transaction that records by how much it moves the offset."""
 
     __slots__ = ("_tx", "connection", "records")
 
@@ -37,7 +37,7 @@ class WitnessedTx:
 
 
 class WitnessedPostgresTx(WitnessedTx):
-    """A transaction that has also the optional methods of PostgreSQL's transactions."""
+    """Also has the optional methods of PostgreSQL's transactions."""
 
     __slots__ = ()
 
@@ -54,7 +54,7 @@ class WitnessedPostgresTx(WitnessedTx):
 
 @contextmanager
 def witnessed(begun: AbstractContextManager[Tx]) -> Iterator[WitnessedTx]:
-    """Yield the same transaction, and count it if it commits."""
+    """Yield the transaction in a wrapper, and count its records if it commits."""
     with begun as tx:
         seen = WitnessedPostgresTx(tx) if isinstance(tx, FinishingTx) else WitnessedTx(tx)
         yield seen

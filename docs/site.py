@@ -1,8 +1,8 @@
-"""What the site needs that GitHub does not: pages that lie beside `docs/`, and links to them.
+"""Adds pages from outside of `docs/` to the site, and corrects the links to them.
 
-On GitHub, `../examples/orders/README.md` is a file of the repository. The site knows only what is in `docs/`, so these
-files are added to it under the same names, and links are written anew. Nothing on a page is changed but where its links
-lead.
+On GitHub, `../examples/orders/README.md` is a file of the repository. mkdocs knows only the files in `docs/`. So these
+files are added to the site under the same names, and the targets of links are replaced. The text of a page does not
+change.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#|/)([^)#\s]+)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the files that pages link to, each at its place in the repository."""
+    """Add the files that pages link to, under their paths in the repository."""
     for pattern in OUTSIDE:
         for path in sorted(ROOT.glob(pattern)):
             name = path.relative_to(ROOT).as_posix()
@@ -30,7 +30,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let each link lead to where its target is on the site."""
+    """Replace the target of each link by its place on the site."""
     here = page.file.src_uri
     inside = (Path(config.docs_dir) / here).is_file()
     folder = posixpath.dirname(f"docs/{here}" if inside else here)

@@ -1,1 +1,1 @@
-"""Small but complete services. Each is a folder with a README."""
+"""Small but complete services. Each folder is a service, and has a README."""

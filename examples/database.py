@@ -1,4 +1,4 @@
-"""A database for the time of one run of an example. The runners use it, the services do not."""
+"""Creates a database for one run of an example. Only the commands that run the examples use it, not the services."""
 
 from __future__ import annotations
 

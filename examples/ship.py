@@ -1,7 +1,6 @@
-"""One process of an example: started, killed with kill -9, started again, and stopped at the end.
+"""Starts one process of an example, kills it with kill -9, starts it again, and stops it at the end.
 
-Must not know what the process does. Its output goes to a log file; if it ends by itself, the error shows the end of
-that file.
+The output of the process goes to a log file. If the process ends by itself, the error shows the end of that file.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _STOP_SECONDS = 60
 
 
 class Ended(Exception):
-    """A process ended although it was not asked to."""
+    """A process ended by itself, or it ended with a failure when it was stopped."""
 
 
 class Ship:
@@ -49,7 +48,7 @@ class Ship:
         """Send SIGTERM and wait. Raises `Ended` if the exit code shows a failure."""
         self._process.send_signal(signal.SIGTERM)
         code = self._process.wait(_STOP_SECONDS)
-        if code not in (0, -signal.SIGTERM):  # uvicorn passes the signal on when it has shut down
+        if code not in (0, -signal.SIGTERM):  # uvicorn raises the signal again after its shutdown
             raise Ended(
                 f"{self.name} was stopped, and ended with exit code {code}; the end of its log:\n{self.end_of_log()}"
             )

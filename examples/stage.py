@@ -1,4 +1,4 @@
-"""Where an example runs: a broker with its topics, for the time of one run. The runners use it, the services do not."""
+"""Provides the broker and the topics for one run of an example. Only the commands that run examples use this file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PARTITIONS = 4
 
 
 def new_stage() -> str:
-    """Return a name that no other run has."""
+    """Return a unique name for a run."""
     return f"run-{uuid.uuid4().hex[:8]}"
 
 
@@ -24,15 +24,15 @@ def new_stage() -> str:
 def topics(brokers: str | None, stage: str, names: Sequence[str]) -> Iterator[str]:
     """Yield the address of brokers that have these topics.
 
-    brokers: real ones, where the topics are created and removed afterwards; None starts an embedded broker that all
-    processes of this run share.
+    brokers: the address of a Kafka, on which the topics are created and removed afterwards. None starts an embedded
+        broker that all processes of this run share.
     """
     if brokers is None:
         broker = attach(stage, until_exit=True)
         for name in names:
             broker.create_topic(name, PARTITIONS)
         yield broker.bootstrap
-        return  # the broker ends with this process
+        return  # the embedded broker ends when this process ends
     admin = AdminClient({"bootstrap.servers": brokers})
     for made in admin.create_topics([NewTopic(name, num_partitions=PARTITIONS) for name in names]).values():
         made.result(30)

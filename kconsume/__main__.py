@@ -1,4 +1,4 @@
-"""`python -m kconsume`: the command line, where no `kconsume` program is on the path."""
+"""Runs the command line as `python -m kconsume`, for example where the `kconsume` program is not on the PATH."""
 
 from kconsume.cli import main
 

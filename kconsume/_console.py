@@ -1,4 +1,4 @@
-"""What a run shows on standard error: the log, the banner at the start, the report at the end, a failure.
+"""What a run shows on standard error: the log, the banner at the start, the report at the end, and a failure.
 
 With a text log, the banner and the report are separate lines. With a JSON log, they are log events with fields:
 `consumer starting`, `handler registered`, `consumer stopped`, `consumer failed`. This file must not decide anything
@@ -38,10 +38,10 @@ _log = EventLog()
 
 
 def set_up_logging(form: LogFormat | None = None, level: str | None = None) -> None:
-    """Write the log to standard error, unless the program has configured logging itself.
+    """Write the log to standard error. Without `form`, a program that has configured logging itself is left alone.
 
     Args:
-        form: `text` or `json`; it replaces the program's own configuration.
+        form: `text` or `json`. If given, it replaces the program's own logging configuration.
         level: the lowest level that is written.
     """
     root = logging.getLogger()
@@ -54,7 +54,7 @@ def set_up_logging(form: LogFormat | None = None, level: str | None = None) -> N
 
 
 class TextLines(logging.Formatter):
-    """The log as text. A line that was logged inside a handler ends with its record."""
+    """The log as text. A line that was logged inside a handler ends with the record, as `record=orders/3@1042`."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  (logging's name)
         line = super().formatMessage(record)
@@ -131,8 +131,8 @@ def guarantee(registration: Registration) -> str:
         return own
     if capabilities_of(store).transactional is not None and registration.binding.transaction is None:
         return (
-            "at least once: the handler does not take the store's transaction, so a crash repeats what was in "
-            "flight; add a parameter for it to make its writes exactly once"
+            "at least once: the handler does not take the store's transaction, so records in flight are handled again "
+            "after a crash; add a parameter for the transaction to make the writes exactly once"
         )
     return store.guarantee
 
@@ -140,12 +140,14 @@ def guarantee(registration: Registration) -> str:
 def sending(registration: Registration) -> str:
     """Return what is guaranteed for the records that a handler sends."""
     if capabilities_of(registration.store).outbox is not None:
-        return "by the outbox, if and only if its offset passes; again after a kill, with the same origin"
+        return (
+            "by the outbox, only if the offset of the handled record passes; again after a kill, with the same origin"
+        )
     return "at least once, confirmed before the offset passes"
 
 
 def farewell(report: Report) -> None:
-    """Show what was handled, committed and left, and a failure."""
+    """Show the report: what was handled, committed and abandoned, and the failure if there was one."""
     if _in_json():
         _log.info(
             "consumer stopped",
@@ -206,7 +208,7 @@ def handlers_trace(error: BaseException) -> str:
 
 
 def flush() -> None:
-    """Flush the log and both streams. A hard exit flushes nothing."""
+    """Flush the log and both streams. Needed before `os._exit`, which flushes nothing."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -17,7 +17,7 @@ from kconsume._handlers.annotations import text_of
 from kconsume._handlers.registration import DeclaredHandler, Registration
 from kconsume._handlers.resources import Resource
 from kconsume._handlers.type_providers import default_resource
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._kafka.producer import most_bytes
 from kconsume._runtime.plan import ConsumerPlan
 from kconsume.backends.base import OffsetStore
@@ -52,7 +52,7 @@ class Declarations:
     # Declarations
 
     def store(self, offsets: str | OffsetStore) -> OffsetStore:
-        """Return the store. The same address returns the same object, so that `memory://` outlives a run.
+        """Return the store. The same address returns the same object, so `memory://` keeps its offsets between runs.
 
         Args:
             offsets: an address, or a store. Anything else raises ConfigurationError.
@@ -81,8 +81,8 @@ class Declarations:
         known = self.resources.get(resource.provides)
         if known is not None and known is not resource and not known.is_default:
             raise ConfigurationError(
-                f"{known.name} and {resource.name} both provide {text_of(resource.provides)}, and handlers ask by "
-                f"type: let one of them provide a type of its own, such as a subclass"
+                f"{known.name} and {resource.name} both provide {text_of(resource.provides)}, and handlers ask for "
+                f"resources by type: let one of them provide a type of its own, such as a subclass"
             )
         self.resources[resource.provides] = resource
 
@@ -119,10 +119,10 @@ class Declarations:
         return most_bytes(self.settings.kafka)
 
     def bootstrap_servers(self, topics: Iterable[str] = ()) -> str:
-        """Return the address of the brokers as the client takes it. An embedded broker is started.
+        """Return the value for `bootstrap.servers`. For an `embedded://` address, start the broker.
 
         Args:
-            topics: topics that an embedded broker makes, beside those of the handlers.
+            topics: topics that an embedded broker creates in addition to the topics of the handlers.
         """
         if not self.settings.embedded:
             return self.settings.brokers
@@ -182,15 +182,15 @@ class Declarations:
     ) -> Declarations:
         """Return a copy with other settings, for `kconsume.testing.override`. None keeps the present value.
 
-        The copy shares declared resources with the original, and the stores that were opened. A handler that names a
-        group or a store of its own keeps it.
+        The copy shares the declared resources and the opened stores with the original. A handler with its own `group=`
+        or `offsets=` keeps that value.
 
         Args:
             brokers: the address of the brokers.
             offsets: the offset store. An address opens a new store, even if the original has a store of that address.
             group: the consumer group.
             kafka: replaces all client properties.
-            ready_resources: objects that replace declared resources, by type, added to those of the original.
+            ready_resources: more objects that replace declared resources, by type.
         """
         given = {
             "brokers": brokers,
@@ -246,8 +246,8 @@ def must_not_share(old: Registration, new: Registration, topics: Sequence[str]) 
 def topic_shared(old: str, new: str, topics: Sequence[str], group: str) -> ConfigurationError:
     """Return the error about a topic that two handlers of one group read."""
     return ConfigurationError(
-        f"{old} and {new} both handle {min(topics)!r} in group {group!r}, where each record has one handler: give one "
-        f"of them its own group=, or call one from the other"
+        f"{old} and {new} both handle {min(topics)!r} in group {group!r}, where each record goes to one handler: give "
+        f"one of them its own group=, or call one from the other"
     )
 
 
@@ -267,9 +267,9 @@ def must_not_go_round(registrations: Sequence[Registration]) -> None:
             topic = ahead.pop()
             if topic == start:
                 raise ConfigurationError(
-                    f"a record of {start!r} that fails again and again would come back there through dead-letter "
-                    f"topics, for ever: let the last handler of that circle stop, skip, or write to a topic that "
-                    f"no handler here reads"
+                    f"a record of {start!r} that keeps failing would come back to that topic through dead-letter "
+                    f"topics, for ever: set on_error= of the last handler of that circle to 'stop' or 'skip', or to a "
+                    f"topic that no handler of this app reads"
                 )
             if topic not in reached:
                 reached.add(topic)

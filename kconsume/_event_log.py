@@ -67,7 +67,7 @@ def field_value(value: object) -> object:
 
 
 class _Line:
-    """The text of an event, made when a handler asks for it."""
+    """The text of an event, made only when a log handler formats the line."""
 
     __slots__ = ("_event", "_fields")
 

@@ -1,7 +1,8 @@
 """The record of a log line: topic, partition, offset and attempt for each line that is logged inside a handler.
 
-A runner calls `enter` and `leave` once for each slice of messages. The current message is computed only when something
-is logged. `install` adds the four values to all log records. This file must not format, write or configure a log.
+The code that calls a handler calls `enter` before, and `leave` after, each slice of messages. The current message is
+computed only when something is logged. `install` adds the four values to all log records. This file must not format,
+write or configure a log.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from kconsume.records import Message
 
 
 class LogContext(NamedTuple):
-    """A record and the number of the attempt, written `orders/3@1042`."""
+    """The place of a record, written `orders/3@1042`, and the number of the attempt."""
 
     topic: str
     partition: int
@@ -37,8 +38,8 @@ _slice: ContextVar[_Slice | None] = ContextVar("kconsume_slice", default=None)
 def enter(messages: Sequence[Message], turn: Iterator[Message] | None, attempt: int = 1) -> Token[_Slice | None]:
     """Start a slice: until `leave`, handlers of this context are called for these messages.
 
-    A task that outlives its record reads the position of `turn` later, when the position has changed. So a caller that
-    runs several handlers at the same time calls `enter` once for each record, with `turn=None`.
+    A caller that runs several handlers at the same time calls `enter` once for each record, with `turn=None`. With
+    `turn`, a line that such a handler logs later would name the record that the iterator has reached by then.
 
     Args:
         messages: the messages of the slice.
@@ -60,12 +61,10 @@ def here() -> LogContext | None:
 
 
 def walked(context: Context) -> int | None:
-    """Return the index of the current message of a runner in another context.
-
-    Returns None before the runner began and after it ended.
+    """Return the index of the message that is being handled in another context. None outside `enter` and `leave`.
 
     Args:
-        context: the context of the runner, which may run on another thread.
+        context: the context in which the handlers are called, possibly of another thread.
     """
     current = context.get(_slice)
     if current is None:
@@ -77,8 +76,8 @@ def walked(context: Context) -> int | None:
 def install() -> None:
     """Add the current record to each log record from now on. A second call has no effect.
 
-    The log record factory of the program still makes the log records. A factory that is set later must call the factory
-    before it.
+    The log record factory of the program still makes the log records. A program that sets another factory later must
+    call the present factory from it.
     """
     current = logging.getLogRecordFactory()
     if not isinstance(current, _PlacingFactory):
@@ -86,7 +85,7 @@ def install() -> None:
 
 
 def place_of(record: logging.LogRecord) -> LogContext | None:
-    """Return the Kafka record of a log record, whatever its `extra=`; None outside handlers, and for a copy."""
+    """Return the Kafka record of a log record; None outside handlers, and for a copied or pickled log record."""
     fields = vars(record)
     return fields.place if isinstance(fields, _Fields) else None
 
@@ -105,7 +104,7 @@ class _Factory(Protocol):
 
 
 class _PlacingFactory:
-    """Makes log records with the factory before it, and adds the current record.
+    """Makes log records with the factory that was set before, and adds the current record.
 
     A formatter could not add the current record: a line may be formatted later, on another thread.
     """
@@ -124,10 +123,9 @@ class _PlacingFactory:
 class _Fields(dict[str, object]):
     """The attributes of a log record, including those of a `LogContext`.
 
-    `Logger.makeRecord` raises KeyError when `extra=` has a name that the record has already, and users log with
-    `extra={"topic": ...}`. So the names of the context are hidden from `makeRecord`, and from nothing else, and
-    the user's values replace those of the context. Formatters, filters and handlers that read `vars(record)` find the
-    names.
+    `Logger.makeRecord` raises KeyError when `extra=` has a name that the log record has already, and users log with
+    `extra={"topic": ...}`. So only `makeRecord` does not see the names of the context, and the user's values replace
+    the values of the context. Formatters, filters and handlers that read `vars(record)` see the names.
     """
 
     __slots__ = ("place",)

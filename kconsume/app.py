@@ -1,7 +1,8 @@
 """The app: settings, registration, start and stop.
 
 `App()` and `@app.consume` open no connection: they read signatures, and raise if a configuration cannot work. `App`
-starts a `Supervisor` with the plans of its declarations and waits for its report. It must not consume anything itself.
+starts a `Supervisor` with the plans of its declarations and waits for its report. `App` must not consume anything
+itself.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from kconsume._runtime.handler_loop import CallersLoop, EventLoopThread, Handler
 from kconsume._runtime.interrupt import InterruptibleBlock
 from kconsume._runtime.plan import ConsumerPlan
 from kconsume._runtime.resource_scope import ResourceScope
-from kconsume._runtime.running import AsyncBlock, Running, in_thread
+from kconsume._runtime.running_block import AsyncBlock, Running, in_thread
 from kconsume._runtime.supervisor import AppParts, Report, Supervisor
 from kconsume.backends.base import OffsetStore
 from kconsume.control import RunningControl
@@ -62,7 +63,7 @@ class _Setting(Generic[Value]):
 class App(Decorators, RunningControl):
     """A consumer application.
 
-    A `KCONSUME_*` environment variable overrides each parameter.
+    Each parameter can be overridden by a `KCONSUME_*` environment variable.
 
     Args:
         brokers: the address of the brokers, `"host:port,..."`; `"embedded://"` runs a broker in this process.
@@ -71,8 +72,8 @@ class App(Decorators, RunningControl):
         kafka: librdkafka properties, passed to the client. Properties that would break a guarantee are refused
             by name.
         instance: the name of a static member, which keeps its partitions over a restart.
-        startup: seconds that `running()` waits for the first claim; 0 enters the block at once. The default is the
-            session timeout and 15 s more.
+        startup: seconds that `running()` waits until the first partitions are assigned and claimed in the offset
+            store; 0 enters the block at once. The default is the session timeout and 15 s more.
         shutdown: seconds from the request to stop until the process has ended.
         memory: bytes of records that may be in flight.
     """
@@ -80,15 +81,15 @@ class App(Decorators, RunningControl):
     brokers = _Setting[str]()
     """The address of the brokers."""
     group = _Setting[str]()
-    """The group of the handlers that name none."""
+    """The group of handlers without their own `group=`."""
     offsets = _Setting[str | OffsetStore]()
-    """The offset store of the handlers that name none."""
+    """The offset store of handlers without their own `offsets=`."""
     kafka = _Setting[dict[str, ClientValue]]()
     """The librdkafka properties of the user."""
     instance = _Setting[str | None]()
     """The name of a static member."""
     startup = _Setting[float | None]()
-    """Seconds that `running()` waits for the first claim; None for the default."""
+    """Seconds that `running()` waits for the first partitions; None for the default."""
     shutdown = _Setting[float]()
     """Seconds from the request to stop until the process has ended."""
     memory = _Setting[int]()
@@ -109,7 +110,7 @@ class App(Decorators, RunningControl):
         super().__init__()
         variables = environment.read(os.environ)
         settings = AppSettings(
-            brokers=cast(str, variables.brokers or brokers),  # checked, like the others, by AppSettings
+            brokers=cast(str, variables.brokers or brokers),  # AppSettings raises if it is None
             group=cast(str, variables.group or group),
             offsets=variables.offsets or offsets,
             kafka={**(kafka or {}), **variables.kafka},
@@ -140,9 +141,9 @@ class App(Decorators, RunningControl):
     def run(self) -> None:
         """Consume until SIGTERM, SIGINT, `stop()` or a failure; then drain and leave the group.
 
-        Returns when everything was drained. Otherwise the process ends with an exit code (`docs/running.md`). A
-        configuration that cannot work ends it with a message and code 2; the cause of that `SystemExit` is the
-        `ConfigurationError`. A second signal leaves at once.
+        Returns if everything was drained and nothing failed. Otherwise the process ends with an exit code
+        (`docs/running.md`). A configuration that cannot work ends the process with a message and exit code 2; the cause
+        of that `SystemExit` is the `ConfigurationError`. A second signal ends the process at once.
         """
         if threading.current_thread() is not threading.main_thread():
             raise ConfigurationError(
@@ -169,7 +170,7 @@ class App(Decorators, RunningControl):
     def running(self, *, on_failure: OnFailure | None = None) -> Running[App]:
         """Consume while the block runs: `with` or, on the caller's event loop, `async with`.
 
-        The block is entered when the first claim has succeeded; an error before that is raised instead
+        The block is entered when the first partitions are assigned and claimed; an error before that is raised instead
         (`App(startup=...)`). A handler that fails later ends the block with its exception. Where that exception
         may remain unnoticed, as under `async with` in a web server, the process ends too (`docs/running.md`).
 
@@ -202,7 +203,7 @@ class App(Decorators, RunningControl):
         return report
 
     def stop(self) -> None:
-        """Ask a running app to drain and leave. Any thread may call it, also a handler."""
+        """Ask a running app to drain and to leave its groups. May be called on any thread, also in a handler."""
         if self._supervisor is not None:
             self._supervisor.stop()
 
@@ -221,7 +222,7 @@ class App(Decorators, RunningControl):
 
     @contextmanager
     def using(self, declared: Declarations) -> Iterator[None]:
-        """Use other declarations inside the block, then the former ones again. For `kconsume.testing.override`.
+        """Use other declarations inside the block. For `kconsume.testing.override`.
 
         A handler that is declared inside the block is added to the former declarations at the end, because
         its module is imported only once. A producer and stores that were opened inside the block are closed.
@@ -234,7 +235,7 @@ class App(Decorators, RunningControl):
                 "this app is running, so its settings cannot be replaced: override it before it runs"
             )
         known = len(declared.registrations)
-        before, producer = self._exchange(declared, None)  # a producer sends to the brokers that it was made for
+        before, producer = self._exchange(declared, None)  # a producer keeps the brokers it was created with
         try:
             yield
         finally:
@@ -333,12 +334,15 @@ class App(Decorators, RunningControl):
             self._supervisor = self._producer = None
 
     def _stop_for(self, guard: Guard) -> None:
-        """Stop the run of this block. The app may be running for another block that was entered first."""
+        """Stop the run if this block started it. The app may be running because of another block."""
         if self._supervisor is not None and self._supervisor.serves(guard):
             self._supervisor.stop()
 
     async def _finish_off_loop(self, supervisor: Supervisor) -> tuple[Report, asyncio.CancelledError | None]:
-        """Stop, and return the report. Handlers end on this event loop; a cancelled task waits for their end too."""
+        """Stop, and wait for the report on another thread, because the handlers end on this event loop.
+
+        If the task is cancelled, it still waits for the report, and the cancellation is returned.
+        """
         supervisor.stop()
         return await in_thread(lambda: self._finish(supervisor))
 
@@ -375,7 +379,7 @@ def _log_failure(report: Report) -> None:
 
 def _log_abandoned(report: Report) -> None:
     for partition in report.abandoned:
-        hint = "the handler or letter had not ended at the deadline; its record is handled again"
+        hint = "the handler or the dead letter was not finished at the deadline; the record is handled again"
         _log.error("handler abandoned", partition=partition, hint=hint)
 
 
@@ -385,5 +389,5 @@ def _raise(report: Report) -> None:
         failure = raised(report.failure)
         if failure is not report.failure:
             failure.add_note(f"kconsume: {report.failure}")
-        # The context is left out: it is the interruption of the block, which explains nothing.
+        # `from` hides the context, which is only the exception that interrupted the block.
         raise failure from failure.__cause__

@@ -18,6 +18,7 @@ from kconsume._runtime.plan import HandlerPlan
 from kconsume._runtime.routing import Wanted
 from kconsume._runtime.supervisor import Supervisor
 from kconsume.errors import ConfigurationError
+from kconsume.ops.health import NOT_RUNNING, Health, health_of
 from kconsume.rebalance.events import Rebalance, Statistics
 from kconsume.rebalance.listeners import Event, Listener, listeners_of, read_listener
 from kconsume.records import Partition
@@ -70,12 +71,12 @@ class RunningControl:
     def subscribe(self, *topics: str, handler: Callable[..., object] | str | None = None) -> None:
         """Give a handler of the running app other topics.
 
-        The group rebalances: partitions of topics that are left out are finished and given up, and new partitions
-        are claimed.
+        The group rebalances. Partitions of topics that are left out are given up, after their running handlers have
+        ended. New partitions are claimed in the offset store.
 
         Args:
             topics: all topics of the handler from now on.
-            handler: the function or its name. It may be left out if the app has only one handler.
+            handler: the function or its name; optional if the app has only one handler.
         """
         supervisor = self._running_supervisor("subscribe")
         registration = self._registration_of(handler)
@@ -100,6 +101,15 @@ class RunningControl:
                     _must_be_free(consumer, plan, topics)
                     consumer.subscribe(plan, Wanted(topics))
 
+    def health(self) -> Health:
+        """Return whether the app is healthy, and the one cause of each partition of this process.
+
+        May be called on any thread. The answer is about a second old at most.
+        """
+        if self._supervisor is None:
+            return NOT_RUNNING
+        return health_of((c.plan.group, c.loop.snapshot, c.loop.failure) for c in self._supervisor.consumers)
+
     # Rebalances
 
     def on_assigned(self, function: Callback) -> Callback:
@@ -107,7 +117,7 @@ class RunningControl:
         return self._add_listener(function, "assigned")
 
     def on_revoked(self, function: Callback) -> Callback:
-        """Call the decorated function with revoked partitions, after their handlers have ended and committed."""
+        """Call the decorated function with revoked partitions, after their handlers have ended and the last commit."""
         return self._add_listener(function, "revoked")
 
     def on_lost(self, function: Callback) -> Callback:
@@ -125,13 +135,13 @@ class RunningControl:
     def rebalances(self) -> tuple[Rebalance, ...]:
         """Return the last rebalances of the running app, the newest last."""
         consumers = self._running_supervisor("rebalances").consumers
-        return tuple(sorted((r for e in consumers for r in e.recorder.history.recent), key=lambda r: r.began))
+        return tuple(sorted((r for e in consumers for r in e.history.recent), key=lambda r: r.began))
 
     def rebalance_statistics(self) -> dict[str, Statistics]:
         """Return, by group, how often and how long the running app rebalanced in the last hour."""
         now = datetime.now(UTC)
         consumers = self._running_supervisor("rebalance_statistics").consumers
-        return {consumer.plan.group: consumer.recorder.history.statistics(now) for consumer in consumers}
+        return {consumer.plan.group: consumer.history.statistics(now) for consumer in consumers}
 
     def _add_listener(self, function: Callback, event: Event) -> Callback:
         self.listeners.append(read_listener(function, event))

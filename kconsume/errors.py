@@ -3,7 +3,7 @@
 KconsumeError
 ├── ConfigurationError         the configuration cannot work (exit code 2)
 │   ├── InvalidHandler         the decorated function cannot be a handler
-│   ├── UnknownStore           no offset store has an address like this
+│   ├── UnknownStore           no offset store has an address of this scheme
 │   ├── MissingExtra           an optional package is not installed
 │   ├── TopicNotFound          the cluster has no such topic
 │   ├── InstanceTaken          another process has the name of this static member
@@ -14,11 +14,11 @@ KconsumeError
 │   └── NotAuthorized          the brokers do not allow reading a topic
 ├── UnreadableBatch            the log has records that the client cannot read
 ├── GroupRefused               the group does not accept this member: another assignor, too many members
-├── StartTimeout               running() was not ready in time, so its block was not entered
+├── StartTimeout               the block of running() was not entered, because its start took too long
 ├── HandlerFailed              a handler raised on a record, and no policy covers it
 ├── HandlerTimeout             a call of a handler took longer than its timeout=
 ├── DecodeError                the payload does not match the annotation
-├── Rejected                   a handler gave the record to batch.reject; the cause in its dead letter
+├── Rejected                   a Spark handler rejected the record with batch.reject
 ├── TaskFailed                 a handler raised in a Spark executor
 ├── BatchError                 some records of a batch failed; raised by handlers
 ├── ResourceFailed             a resource could not be built or closed
@@ -27,7 +27,7 @@ KconsumeError
 ├── TooManyFailures            more records failed, or more calls hang, than the limit allows
 ├── StoreError                 the offset store failed
 │   ├── StoreUnavailable       the store did not answer; the work is tried again
-│   ├── Conflict               the store rolled a transaction back because of another one; it is run again
+│   ├── Conflict               a deadlock or a serialization failure; the transaction is run again
 │   ├── Fenced                 another consumer owns the partition now
 │   └── TransactionMisused     a handler ended the store's transaction
 ├── OffsetError                only a user can decide where to start
@@ -37,7 +37,7 @@ KconsumeError
 │   ├── OffsetGap              a Spark batch begins after the stored offset: records would be lost
 │   ├── TopicRecreated         the offset was stored for an earlier topic of the same name
 │   └── Undecided              a record was applied in part by a store that cannot undo it
-├── NotHeld                    the state of a partition that this process does not own
+├── NotHeld                    this process does not have the state of the partition
 ├── ShutdownTimeout            the deadline passed with work abandoned (exit code 3)
 ├── EmbeddedBrokerError        the embedded broker could not do what was asked
 └── ServiceUnavailable         a service that the tests need is not available
@@ -106,7 +106,7 @@ class NotAuthorized(ClientFailed):
 
 
 class GroupRefused(KconsumeError):
-    """The group does not accept this member, for a reason that lasts."""
+    """The group does not accept this member, and another attempt is not expected to help."""
 
 
 class StartTimeout(KconsumeError):
@@ -137,12 +137,12 @@ class HandlerFailed(KconsumeError):
 
     @property
     def try_command(self) -> str:
-        """The command that runs today's handler on the record and rolls back."""
+        """The command that runs the handler on this record again, in a transaction that is rolled back."""
         return f"kconsume try {os.environ.get('KCONSUME_APP') or 'MODULE:APP'} {self.place}"
 
 
 class HandlerTimeout(KconsumeError, TimeoutError):
-    """A call of a handler took longer than its `timeout=`. It was cancelled, or abandoned if it cannot be cancelled."""
+    """A call of a handler took longer than its `timeout=`. An async call was cancelled, any other call abandoned."""
 
 
 class DecodeError(KconsumeError):
@@ -160,8 +160,8 @@ class TaskFailed(KconsumeError):
 class BatchError(KconsumeError):
     """Raised by a handler of batches: some records of the batch failed, and all others succeeded.
 
-    The call is undone, with the writes through the store's transaction and the records it sent. Then the handler is
-    called again without the failed records.
+    The writes of the call through the store's transaction are rolled back, and the records that it sent are dropped.
+    Then the handler is called again without the failed records.
 
     Args:
         errors: the exception of each failed record, by its index in the batch.
@@ -175,7 +175,7 @@ class BatchError(KconsumeError):
 
 
 class ResourceFailed(KconsumeError):
-    """A resource could not be built, so nothing was consumed; or it could not be closed. `__cause__` is the reason."""
+    """A resource could not be built, so nothing was consumed, or could not be closed. `__cause__` is the reason."""
 
 
 class SendFailed(KconsumeError):
@@ -183,7 +183,7 @@ class SendFailed(KconsumeError):
 
 
 class LetterFailed(KconsumeError):
-    """A dead letter could not be written. It is tried again, and the offset of its record is not passed."""
+    """A dead letter could not be written. The write is tried again, and the offset of the record is not passed."""
 
 
 class TooManyFailures(KconsumeError):
@@ -199,7 +199,7 @@ class StoreUnavailable(StoreError):
 
 
 class Conflict(StoreError):
-    """The store rolled a transaction back because of another one (deadlock, serialization failure). It is run again."""
+    """The store rolled the transaction back: a deadlock or a serialization failure. The transaction is run again."""
 
 
 class Fenced(StoreError):
@@ -219,7 +219,7 @@ class StartRequired(OffsetError):
 
     Args:
         sentence: the message.
-        partitions: the partitions without an offset, and no others.
+        partitions: exactly the partitions that have no stored offset.
     """
 
     def __init__(self, sentence: str, partitions: Iterable[Partition] = ()) -> None:
@@ -228,7 +228,7 @@ class StartRequired(OffsetError):
 
 
 class RowLost(StartRequired):
-    """The store had a row of a partition and has none now, and the row was not deleted through kconsume."""
+    """The store has lost the row of a partition. The row was not deleted through kconsume."""
 
 
 class OffsetOutOfRange(OffsetError):
@@ -250,7 +250,7 @@ class Undecided(OffsetError):
 
     Args:
         sentence: the message.
-        partitions: the partitions that wait for a decision, and no others. Other partitions of the same call work.
+        partitions: exactly the partitions that wait for a decision. Other partitions of the same call are not affected.
     """
 
     def __init__(self, sentence: str, partitions: Iterable[Partition] = ()) -> None:

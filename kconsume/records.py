@@ -70,8 +70,8 @@ class Record:
         headers: pairs of a name and a value.
         timestamp: the record's timestamp in UTC, or None if it has none.
         attempt: 1 at the first attempt, then 2, and so on.
-        id: `group:topic_id:partition:offset`. It is the same at every attempt and on every consumer, so it is the
-            idempotency key for calls outside the transaction.
+        id: `group:topic_id:partition:offset`, the same at every attempt and on every consumer: the idempotency key for
+            calls outside the transaction.
     """
 
     __slots__ = ("attempt", "headers", "id", "key", "offset", "partition", "timestamp", "topic", "value")

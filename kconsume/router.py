@@ -56,22 +56,23 @@ class Decorators(ABC):
         to: str | None = None,
         chunk: int | None = None,
     ) -> Callable[[Handler], Handler]:
-        """Make the decorated function the handler of these topics. It stays an ordinary function.
+        """Make the decorated function the handler of these topics. The function itself is not changed.
 
         Args:
             topics: the names of the topics.
-            pattern: a regular expression instead of names. It must match a whole name. It also matches topics that
-                are created later.
+            pattern: a regular expression that matches whole topic names, instead of names. Matching topics that are
+                created later are consumed too.
             group: a consumer group of its own for this handler.
             offsets: an offset store of its own for this handler: an address or a store.
             batch: the size of batches, for handlers of `list[...]`, `Batch` or a table.
             order: `"partition"` handles the records of a partition in order.
             concurrency: the number of workers; by default one for each assigned partition, up to 8.
-            executor: `"inline"` runs a plain function on the polling thread, for handlers that never wait.
+            executor: `"inline"` runs a plain function on the polling thread, for handlers that never wait. The default
+                is `"thread"` for a plain function. An `async def` runs on an event loop.
             retry: try a failed record again in its place (`Retry`), later (`RetryTopics`), or both in a tuple.
-            repeats: `"drop"` handles a record with a `kconsume-origin` header only once.
-            on_error: what happens with a record that failed for the last time: `"stop"` ends the app, `"hold"` stops
-                its partition, `"skip"` passes the record, and a `DeadLetter` keeps the record.
+            repeats: `"drop"` handles records with the same `kconsume-origin` header only once.
+            on_error: what happens after the last failed attempt on a record: `"stop"` ends the app, `"hold"` stops the
+                partition, `"skip"` skips the record, and a `DeadLetter` writes it to a topic or a table and goes on.
             timeout: seconds that one call may take. A longer call counts as failed.
             rate: the highest rate of records in this process.
             start: where a partition with no stored offset begins: `"earliest"`, `"latest"`, or `"error"`, which holds
@@ -102,14 +103,14 @@ class Decorators(ABC):
         The resource is built once in each process before the first record, and closed after the drain.
 
         Args:
-            function: a generator function, plain or async. It yields the resource; the code after the yield closes it.
-                Its parameters may be other resources.
+            function: a generator function, plain or async, that yields the resource. The code after the yield closes
+                the resource. The parameters of the function may be other resources.
         """
         self._add_resource(read_resource(function, sys._getframe(1).f_locals))
         return function
 
     def wrap(self, function: Function) -> Function:
-        """Run the decorated generator function around each call of a handler: before and after its yield.
+        """Run the decorated generator function around each call of a handler. The handler runs at the yield.
 
         Args:
             function: a generator function, plain or async.
@@ -127,9 +128,9 @@ class Decorators(ABC):
         """Include the declarations of a router, including those that are added to the router later.
 
         Args:
-            router: the router. It can be included once.
-            group: the consumer group of its handlers that name none.
-            offsets: the offset store of its handlers that name none.
+            router: the router. An app can include it only once.
+            group: the consumer group of the router's handlers, unless the handler or the router sets one.
+            offsets: the offset store of the router's handlers, unless the handler or the router sets one.
         """
         if not isinstance(router, Router):
             raise ConfigurationError(
@@ -163,11 +164,13 @@ class _Inclusion:
 
 
 class Router(Decorators):
-    """Handlers, resources and wraps of one module, for an app to include. Its wraps run around its own handlers only.
+    """Handlers, resources and wraps of one module, for an app to include.
+
+    The wraps of a router run only around the handlers of that router, and of routers that it includes.
 
     Args:
-        group: the consumer group of its handlers that name none.
-        offsets: the offset store of its handlers that name none.
+        group: the consumer group of handlers without their own `group=`.
+        offsets: the offset store of handlers without their own `offsets=`.
     """
 
     def __init__(self, *, group: str | None = None, offsets: str | OffsetStore | None = None) -> None:

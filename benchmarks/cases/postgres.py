@@ -1,7 +1,7 @@
 """Exactly once in PostgreSQL, against the same statements in plain psycopg, and against the usual loop on Kafka.
 
-The code is in `in_postgres.py`, which only a running case imports. The plain sides have their values in memory, one
-connection in one thread, and no offsets. Their transactions have the size of kconsume's transactions.
+The code is in `in_postgres.py`, which is imported when a case runs. The sides without kconsume have their values in
+memory, one connection in one thread, and no offsets. Their transactions have the size of kconsume's transactions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from benchmarks.targets import records_in, target_topic
 
 
 class _InPostgres(Case):
-    """One insert for each record, on kconsume's side."""
+    """A case in which kconsume's side makes one insert for each record."""
 
     needs = ("postgres",)
 

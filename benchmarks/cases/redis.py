@@ -1,7 +1,7 @@
 """Exactly once in Redis, one command a record, against the same commands in redis-py's pipelines without Kafka.
 
-The code is in `in_redis.py`, which only a running case imports. The other side has its values in memory, one connection
-in one thread, and no offsets. Its transactions have the size of kconsume's transactions.
+The code is in `in_redis.py`, which is imported when the case runs. The other side has its values in memory, one
+connection in one thread, and no offsets. Its transactions have the size of kconsume's transactions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A handler of DataFrames with a noop write, against foreachBatch on Spark's own Kafka source.
 
-Both sides read the whole topic twice in one session. The second time is measured, from the call: with the start of
-the app or query, without the start of the JVM. The other side is Spark with its defaults: its own consumers in the
+Both sides read the whole topic twice in one session. The second time is measured. It includes the start of
+the app or query, but not the start of the JVM. The other side is Spark with its defaults: its own consumers in the
 JVM read the topic, and it keeps offsets only in its checkpoint. The CPU time is that of the Python process alone.
 """
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 BATCHES = 2
-"""Batches for each partition, all of them full: a batch that lacks a record would wait until no more records come. (The
-records of a partition are not divisible by four.) The other side takes all partitions in one batch."""
+"""Batches of each partition. Two, because the records of a partition are not divisible by four, and a batch that is not
+full would wait for more records. The other side takes all partitions in one batch."""
 MEMORY = 1 << 30
-"""Bytes of records in flight. The default is too small for batches of a good size for Spark."""
+"""Bytes of records in flight. The default is too small for the large batches that Spark needs."""
 
 
 def batching(task: Task) -> Batching:
@@ -43,7 +43,7 @@ class SparkSink(Case):
 
                 app = App(task.bootstrap, group=f"{task.group}-{name}", memory=MEMORY)
 
-                # partitions=, because a group's join has a delay of the broker, and the other side has no join.
+                # With `partitions=` no group is joined: a join takes time, and the other side joins no group.
                 @app.consume(task.topic, batch=batching(task), partitions=range(PARTITIONS))
                 def write(frame: pyspark.sql.DataFrame) -> None:
                     writes(frame)

@@ -1,8 +1,8 @@
 """`foreach_batch`, `stream` and `for_each_partition` against bare foreachBatch with the same handler.
 
 Each side reads the whole topic twice in one session. The second time is measured, from the start of the query until
-it has ended, so that it includes the last batch's commit on both sides. A batch is a quarter of the topic. The
-written rows are counted, by Spark or in PostgreSQL.
+the query has ended. So the time includes the commit of the last batch on both sides. A batch is a quarter of the
+topic. The written rows are counted by Spark or in PostgreSQL.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def source(spark: SparkSession, task: Task) -> DataFrame:
 
 
 def whole(task: Task, read: Callable[[str], int]) -> Measured:
-    """Measure the second of two runs, from the call until it returns. read: returns how many rows it wrote."""
+    """Call `read` twice, and measure the second call. `read` returns how many rows it wrote."""
     wanted = orders.total(task.records)
     for name in ("first", "second"):
         began, cpu = time.perf_counter(), time.process_time()

@@ -1,8 +1,8 @@
 """Exactly once in SQLite, one insert for each record, against the same inserts in plain sqlite3 without Kafka.
 
 The plain side has its values in memory, one connection, and no offsets. Its transactions have the size of kconsume's
-transactions: a trigger on kconsume's offset row notes the size of each transaction. That costs kconsume's side one more
-insert for each transaction, and the other side nothing.
+transactions: a trigger on kconsume's offset row stores the size of each transaction. This costs only kconsume's side:
+one more insert for each transaction.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Sqlite(Case):
             return msgspec.structs.replace(measured, transaction=_mean_transaction(path))
 
     def theirs(self, task: Task) -> Measured:
-        assert task.transaction is not None  # known, because kconsume is first in the warm-up
+        assert task.transaction is not None  # known, because kconsume's side runs first in the warm-up
         values = [(v,) for p in range(PARTITIONS) for v in orders.values(p, task.records, "bytes")]
         with _database() as path:
             with closing(_connect(path)) as connection:
@@ -99,7 +99,7 @@ def _prepare_ours(address: str, path: Path) -> None:
 
 
 def _effects(path: Path) -> int:
-    """Return the number of rows. Raises if a value is there twice. Only the marks are equal."""
+    """Return the number of rows. Raises if a value was written twice. Only the marks have equal values."""
     with closing(_connect(path)) as connection:
         rows, distinct = connection.execute("select count(*), count(distinct value) from effects").fetchone()
     if rows - MARKS != distinct - 1:
@@ -108,7 +108,7 @@ def _effects(path: Path) -> int:
 
 
 def _between_marks(path: Path) -> int:
-    """Return how many records were handled between the marks. SQLite has one writer, so the rows are in that order."""
+    """Return how many records were handled between the marks. SQLite has one writer, so rowids show the order."""
     with closing(_connect(path)) as connection:
         (count,) = connection.execute("select max(rowid) - min(rowid) from effects where length(value) = 0").fetchone()
     return int(count)

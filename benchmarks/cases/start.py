@@ -33,7 +33,7 @@ class Start(Case):
 
 
 def _first(module: str, arguments: list[str]) -> Measured:
-    """Run the program. It prints one line when it has its first record: the time, and the CPU time so far."""
+    """Run the program. At its first record it prints one line with the time and its CPU time."""
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments], capture_output=True, text=True, timeout=_WITHIN, check=False

@@ -16,7 +16,7 @@ from kconsume import App
 class Typed(Case):
     name = "typed"
     about = "handler of a msgspec Struct, default executor, against the bare loop with the same decoder"
-    bar = Bar(0.92)
+    bar = Bar(0.85)
 
     def tasks(self, topics: Topics, records: int) -> tuple[Task, Task]:
         task = topics.orders(records, "typed")

@@ -1,1 +1,1 @@
-"""A stream of clicks that Spark stores twice, in parquet files and in PostgreSQL: each click once, through kills."""
+"""Spark stores clicks in parquet files and in PostgreSQL: each click once in each, although processes are killed."""

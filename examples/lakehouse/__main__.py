@@ -1,6 +1,6 @@
-"""Store a day's clicks in a lake and in a warehouse, kill both meanwhile, and check whether the books balance.
+"""Store a day's clicks in a lake and in a warehouse, kill both processes meanwhile, and check the stored clicks.
 
-python -m examples.lakehouse                                       on a Kafka and a PostgreSQL that it starts itself
+python -m examples.lakehouse                                       on a Kafka and a PostgreSQL that the command starts
 python -m examples.lakehouse --brokers localhost:9092 --database postgresql://localhost/postgres
 python -m examples.lakehouse --embedded                            only the lake, on an embedded broker
 """
@@ -32,7 +32,7 @@ SPARK = (
     " --conf 'spark.driver.defaultJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir={scratch}'"
     " pyspark-shell"
 )
-"""Small and quick to start, because two sessions share this machine and live for seconds."""
+"""Settings for a small session that starts fast: two sessions run on this machine, and are killed after seconds."""
 
 
 @click.command(help=__doc__.partition("\n")[0])
@@ -74,7 +74,7 @@ def main(
             "SPARK_LOCAL_DIRS": str(scratch),
         }
         if not embedded:
-            console.print("preparing the jars of Spark's Kafka connector (fetched by the first run) …")
+            console.print("preparing the jars of Spark's Kafka connector (the first run downloads them) …")
             connector_jars()
             if server is None:
                 console.print("starting PostgreSQL …")
@@ -84,7 +84,7 @@ def main(
             sides.append(Warehouse(opened.enter_context(psycopg.connect(url, autocommit=True))))
             environment["WAREHOUSE"] = url
             if brokers is None:
-                console.print("starting Kafka (fetched by the first run) …")
+                console.print("starting Kafka (the first run downloads it) …")
                 brokers = opened.enter_context(kafka_service()).bootstrap
         topic = f"{stage}.clicks"
         console.print("starting an embedded broker …" if brokers is None else "creating the topic …")
@@ -114,7 +114,7 @@ def main(
 
 
 def _folder() -> tempfile.TemporaryDirectory[str]:
-    """For all files of the run. The Java process of a killed driver lives a moment longer, and may still write."""
+    """Make the folder for all files of the run. The Java process of a killed driver may still write for a moment."""
     return tempfile.TemporaryDirectory(prefix="kconsume-lakehouse-", ignore_cleanup_errors=True)
 
 

@@ -1,4 +1,4 @@
-"""Checks whether the books balance: compares the stored clicks with the sent clicks, one by one. Only `show` prints."""
+"""Compares the stored clicks with the sent clicks, one by one. A book balances if both are equal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Book:
     sent: int
     rows: int
     distinct: int | None
-    """None for totals, which do not contain single clicks."""
+    """The number of different clicks. None for totals, which do not contain single clicks."""
     missing: int
     too_much: int
 

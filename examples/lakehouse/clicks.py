@@ -1,4 +1,4 @@
-"""The type of a click, and the addresses of the pipeline.
+"""The type of a click, and the addresses of Kafka, the database and the folder.
 
 `STAGE` is the prefix of the topic and of every group, so that several runs can share a cluster.
 """

@@ -1,7 +1,7 @@
 """The first way, to parquet: an app with `SparkSink`. kconsume reads Kafka, and Spark writes the files.
 
-Each range of offsets becomes one file, complete or not at all, and each range is in the folder once. The offsets stay
-in Kafka; the files in the folder decide which ranges are done.
+A range of offsets becomes one complete file, and each range is in the folder once. The offsets are stored in Kafka, but
+the files in the folder decide which ranges were written.
 
     kconsume run examples.lakehouse.lake:app
 """

@@ -1,4 +1,4 @@
-"""Draws the clicks that both sides stored, as a PNG. Checks nothing."""
+"""Draws the clicks that both sides stored, as a PNG file. Does not check them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .clicks import Click
 
 COLOURS = ("#1f6f8b", "#e08e45")
 _SHARE = 0.8
-"""The part of the width of an hour, or of the height of a page, that the bars fill."""
+"""The width of the bars, as a share of the width of an hour (or of the height of a page)."""
 
 Sides = Mapping[str, Sequence[Click]]
 """The clicks of each side, by its name in the legend."""
 
 
 def draw(sides: Sides, title: str, file: Path) -> None:
-    # Without pyplot, so that no window and no figure stays open.
+    # `Figure` is used without pyplot, so that no window opens and no figure stays in memory.
     figure = Figure(figsize=(12, 5.2), layout="constrained")
     hours, pages = figure.subplots(1, 2, width_ratios=[3, 2])
     _draw_hours(hours, sides)
@@ -55,7 +55,7 @@ def _draw_pages(axes: Axes, sides: Sides) -> None:
     axes.set(title="Clicks by page", xlabel="clicks")
     axes.set_yticks(range(len(pages)), pages)
     axes.invert_yaxis()  # the page with the most clicks on top
-    axes.margins(x=0.14)  # room for the numbers
+    axes.margins(x=0.14)  # space for the numbers beside the bars
     _make_readable(axes, "x")
 
 

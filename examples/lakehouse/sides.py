@@ -1,6 +1,6 @@
-"""The two sides: how each is started, how many clicks it has stored, and the stored clicks, read back.
+"""The two sides, lake and warehouse: starts each side, counts its stored clicks, and reads them back.
 
-The only write is the creation of the warehouse's tables. The lake is read by pyarrow, without Spark.
+Only the tables of the warehouse are created here; nothing else is written. pyarrow reads the lake, without Spark.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Lake:
         return [books.of_clicks("lake: SparkSink", sent, self.clicks())]
 
     def _files(self) -> Iterator[Path]:
-        # pyarrow.dataset also lists temporary files, and fails when Spark removes them, so it is not used here.
+        # `pyarrow.dataset` is not used: it also lists temporary files, and fails when Spark removes one of them.
         return self._folder.glob("*.parquet")
 
 

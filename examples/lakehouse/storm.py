@@ -1,7 +1,8 @@
-"""Sends the clicks, and kills the sides that store them meanwhile.
+"""Sends the clicks, and meanwhile kills the two processes that store them.
 
-The sent clicks are ahead of the slower side by at most the distance between two kills, and the last clicks are sent
-after the last kill. So at each kill, some clicks are not sent yet, and some are sent but not stored yet.
+Between two kills of a process the same number of clicks is stored. At most this number of clicks is sent before the
+slower process has stored them, and the last clicks are sent after the last kill. So at each kill, some clicks are not
+sent yet, and some are sent and not stored yet.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .clicks import Click
 from .sides import Side
 
 _LINGER = 1.5
-"""A kill comes up to this many seconds after its place is reached, so not always right after a write."""
+"""The longest delay of a kill, in seconds. A random delay avoids that each kill comes right after a write."""
 _BURST = 200
 _LOOK_EVERY = 0.1
 
@@ -33,11 +34,11 @@ class Feed:
         self.clicks = clicks
         self.sent = 0
         self._topic = topic
-        # Silent, because the producer still exists when the brokers stop.
+        # No log, because the producer still exists when the brokers stop.
         self._producer = Producer({"bootstrap.servers": brokers, "enable.idempotence": True, "log_level": 0})
 
     def send_until(self, number: int) -> None:
-        """Send clicks until this many, or all, are sent."""
+        """Send clicks until `number` clicks, or all, are sent."""
         for click in self.clicks[self.sent : number]:
             self._producer.produce(self._topic, msgspec.json.encode(click), key=click.visitor)
             self.sent += 1
@@ -46,7 +47,7 @@ class Feed:
 
 
 class Storm:
-    """Kills each side `kills` times: at equal distances, and then after a pause that follows from the seed."""
+    """Kills each side `kills` times: after equal numbers of stored clicks, with a delay that follows from the seed."""
 
     def __init__(self, feed: Feed, sides: Sequence[tuple[Side, Ship]], kills: int, seed: int) -> None:
         self.killed: Counter[str] = Counter()
@@ -66,11 +67,11 @@ class Storm:
                     self._kill(side, ship, console)
             self._feed.send_until(min(self._feed.sent + _BURST, self._so_far()))
             if time.monotonic() > deadline:
-                raise TimeoutError("not everything came through in time")
+                raise TimeoutError("not every click was stored in time")
             time.sleep(_LOOK_EVERY)
 
     def _so_far(self) -> int:
-        """How many clicks may be sent now: some ahead of the slower side, and the last ones after the last kill."""
+        """Return how many clicks may be sent now: few more than the slower side has stored."""
         slower = min(side.kept() for side, _ in self._sides)
         last = len(self._feed.clicks) - (0 if self._are_all_killed() else self._stride)
         return min(slower + self._stride, last)
@@ -83,7 +84,7 @@ class Storm:
             return False
         if side.kept() < self._feed.sent or self._feed.sent == len(self._feed.clicks):
             return True
-        # A kill of an idle side would prove nothing: send more clicks, and wait a little.
+        # A kill of an idle process would prove nothing: send more clicks, and delay the kill.
         self._feed.send_until(self._feed.sent + _BURST)
         self._moments[side.name] = self._soon(side)
         return False

@@ -1,4 +1,4 @@
-"""The clicks of one day. Pure: they follow from the seed, so the generator and the checker get the same clicks."""
+"""The clicks of one day. Pure: they depend only on the seed, so the generator and the checker get the same clicks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MICROSECONDS = 3_600_000_000
 
 
 def day(clicks: int, seed: int) -> Iterator[Click]:
-    """Yield this many clicks, numbered from 0 in the order of their time."""
+    """Yield `clicks` clicks, numbered from 0 in the order of their time."""
     dice = random.Random(seed)
     hours = dice.choices(range(24), HOURS, k=clicks)
     moments = sorted(timedelta(hours=hour, microseconds=dice.randrange(_MICROSECONDS)) for hour in hours)

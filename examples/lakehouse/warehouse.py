@@ -1,7 +1,7 @@
-"""The second way, to PostgreSQL: your own streaming query. Spark reads Kafka, and kconsume decides which ranges count.
+"""The second way, to PostgreSQL: your own streaming query. Spark reads Kafka, and kconsume applies each range once.
 
-The rows, the totals of the pages and the offsets of the micro-batch commit in one transaction. Otherwise a total that
-was raised before a kill would be raised again after it.
+The rows, the totals of the pages and the offsets of the micro-batch commit in one transaction. Otherwise a
+kill could lead to a total that was raised twice.
 
     python -m examples.lakehouse.warehouse
 """
@@ -21,7 +21,7 @@ FIELDS = "id bigint, visitor string, page string, at timestamp, milliseconds int
 
 def keep(df: DataFrame, tx: psycopg.Connection) -> None:
     click = f.from_json(f.col("value").cast("string"), FIELDS, {"mode": "FAILFAST"})
-    clicks = df.select(click.alias("click")).select("click.*").persist()  # otherwise each action would read Kafka again
+    clicks = df.select(click.alias("click")).select("click.*").persist()  # else each action reads Kafka again
     try:
         _copy(clicks, tx)
         _count(clicks, tx)

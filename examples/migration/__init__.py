@@ -1,1 +1,1 @@
-"""A plain consumer loop and the same service on kconsume, and what a kill does to each."""
+"""A plain consumer loop and the same service on kconsume. Both are killed, and their results are compared."""

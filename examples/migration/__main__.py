@@ -1,4 +1,4 @@
-"""Kill the loop and the service at the same places, start them again, and count what each has booked.
+"""Kill the loop and the service after the same numbers of payments, start them again, and count the booked payments.
 
 python -m examples.migration                              on an embedded broker
 python -m examples.migration --brokers localhost:9092
@@ -29,9 +29,9 @@ from examples.stage import PARTITIONS, clean_environment, new_stage, topics
 
 ROOT = Path(__file__).parents[2]
 LAST = -1
-"""The number of the last payment of each partition. These are sent after the last kill."""
+"""The number of the last payment of each partition. The last payments are sent after the last kill."""
 LINGER = 0.6
-"""Every second kill comes up to this many seconds late: otherwise all would come right after a write."""
+"""The longest delay of every second kill, in seconds. Without a delay, each kill would come right after a write."""
 
 
 @dataclass(frozen=True)

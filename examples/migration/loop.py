@@ -1,4 +1,4 @@
-"""Before: the usual loop, with the client's automatic commits, and rows that are written five hundred at a time.
+"""The program before the migration: a poll loop with the client's automatic commits. It writes 500 rows at a time.
 
 python -m examples.migration.loop
 """

@@ -1,4 +1,4 @@
-"""What both programs do with a payment. They differ only in how they consume."""
+"""The code that both programs use to book a payment. The programs differ only in how they consume."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BOOKS = os.environ.get("BOOKS", "payments.db")
 
 
 def looks_right(account: str, cents: int) -> bool:
-    """Check for fraud; stands for a call that takes a millisecond."""
+    """Check for fraud. The sleep stands for a call that takes a millisecond."""
     time.sleep(0.001)
     return bool(account) and cents > 0
 

@@ -1,4 +1,4 @@
-"""After: the same service on kconsume. The rows and the offset commit in one transaction.
+"""The program after the migration: the same service on kconsume. The rows and the offset commit in one transaction.
 
 python -m examples.migration.service
 """

@@ -1,1 +1,1 @@
-"""Three services that are connected by topics. Their tables stay correct although their processes are killed."""
+"""Three services that send records to each other. Their tables stay correct although their processes are killed."""

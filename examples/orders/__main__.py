@@ -1,4 +1,4 @@
-"""Run the shop, kill its processes while orders come in, and check whether the books balance.
+"""Run the three services, kill their processes while orders are placed, and check the resulting tables.
 
 python -m examples.orders                                          an embedded broker, a PostgreSQL of its own
 python -m examples.orders --brokers localhost:9092 --database postgresql://localhost/postgres
@@ -94,7 +94,7 @@ def _storm(
                     if killed + 1 == kills:
                         console.print("waiting until every order has been processed …")
                 if time.monotonic() > deadline:
-                    raise TimeoutError("not everything came through in time")
+                    raise TimeoutError("not every order was processed in time")
                 _count_a_shelf(database, letters)
                 time.sleep(0.1)
         finally:
@@ -102,7 +102,7 @@ def _storm(
 
 
 def _count_a_shelf(database: psycopg.Connection, letters: int) -> None:
-    """Lock the stock of one article for a moment, as a user who counts it. Reservations fail meanwhile."""
+    """Lock the stock row of one article for a moment, like a user who counts stock. Reservations fail meanwhile."""
     with database.transaction():
         database.execute("select * from stock offset %s limit 1 for update", (letters % len(demand.CATALOGUE),))
         time.sleep(0.05)

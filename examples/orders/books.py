@@ -1,6 +1,7 @@
-"""Checks whether the books balance: compares the tables with the entries that the orders must have caused.
+"""Compares the tables with the entries that the orders must have caused.
 
-Only reads. Each book is compared entry by entry, and no table has a key that would hide a duplicate entry.
+A book is the result for one table. It balances if no entry is missing and none is too much. This file only reads the
+tables, and compares them entry by entry. No table has a key that would hide a duplicate entry.
 
     python -m examples.orders.books postgresql://localhost/shop 600
 """
@@ -39,7 +40,7 @@ class Book:
 
 @dataclass(frozen=True)
 class Witness:
-    """How often work was repeated. It only proves that there was something to repeat."""
+    """How often work was repeated. If these numbers are zero, the kills have tested nothing."""
 
     retried: int
     asked_again: int

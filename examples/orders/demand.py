@@ -1,6 +1,6 @@
 """The orders, and the entries that they must cause. Pure: the load generator and the checker get the same values.
 
-The content of order 1 to order N follows from its number, so no list of the placed orders is needed.
+The content of an order follows from its number, so no list of the placed orders is needed.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ UNKNOWN = "unicorn"
 
 
 def order(number: int) -> Placed:
-    """The content of an order. One of twenty is for an unknown article."""
+    """Return the content of an order. One order of twenty is for an unknown article."""
     sku = UNKNOWN if number % 20 == 7 else CATALOGUE[number * 7 % len(CATALOGUE)]
     return Placed(number, sku, 1 + number % 5)
 
 
 def is_cancelled(number: int) -> bool:
-    """One of ten orders is cancelled right after it was placed."""
+    """True for one order of ten, which is cancelled right after it was placed."""
     return number % 10 == 3
 
 
 def is_busy_for(number: int) -> bool:
-    """For one letter of thirty, the office refuses the first request."""
+    """True for one order of thirty: the office refuses the first request for its letter."""
     return number % 30 == 11
 
 
@@ -39,7 +39,7 @@ def unfilled(orders: int) -> Counter[int]:
 
 
 def ledger(orders: int) -> Counter[tuple[int, int]]:
-    """(number, quantity): one line for a reservation, and one with a negative quantity for its cancellation."""
+    """Count the lines (number, quantity). A reservation has one, and a cancellation one with a negative quantity."""
     lines: Counter[tuple[int, int]] = Counter()
     for number in numbers(orders):
         placed = order(number)
@@ -51,7 +51,7 @@ def ledger(orders: int) -> Counter[tuple[int, int]]:
 
 
 def reserved(orders: int) -> Counter[str]:
-    """Pieces by article."""
+    """Return the number of reserved pieces by article."""
     pieces: Counter[str] = Counter()
     for (number, quantity), times in ledger(orders).items():
         pieces[order(number).sku] += quantity * times
@@ -59,5 +59,5 @@ def reserved(orders: int) -> Counter[str]:
 
 
 def events(orders: int) -> Counter[tuple[int, str]]:
-    """(number, state): one event for each line of the ledger."""
+    """Count the events (number, state): one for each line of the ledger."""
     return Counter((number, "reserved" if quantity > 0 else "released") for number, quantity in ledger(orders))

@@ -1,6 +1,6 @@
-"""The processes of the shop: started, killed with kill -9, started again, and stopped at the end.
+"""Starts the processes of the shop, kills them with kill -9, starts them again, and stops them at the end.
 
-Must not know what the processes do. A process that ends by itself is an error, which shows the end of its log.
+A process that ends by itself is an error. The message shows the end of its log.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kconsume.testing.services.ports import free_port
 
 
 class Fleet:
-    """All processes. The letter office belongs to another company, so it is never killed."""
+    """All processes of the run. The letter office belongs to another company, so it is never killed."""
 
     def __init__(self, environment: Mapping[str, str], folder: Path, seed: int) -> None:
         self.killed: Counter[str] = Counter()
@@ -43,7 +43,7 @@ class Fleet:
             ship.must_run()
 
     def kill_one(self) -> str:
-        """Kill the next process and start it again, in an order that follows from the seed. Returns its name."""
+        """Kill the next process and start it again. Returns its name. The order of processes follows from the seed."""
         if not self._next:
             self._next = self._dice.sample(self._ships, len(self._ships))
         victim = self._next.pop()

@@ -1,8 +1,8 @@
-"""Stock, exactly once: the reservation, the line in the ledger, the resulting event and the offset commit together.
+"""Reserves stock. The reservation, the line in the ledger, the resulting event and the offset commit together.
 
-Events of one article have the article as key, so they are in one partition, and only its handler writes the row in
-`stock`. But a user who counts the stock locks that row for a moment; then the record is tried again. Another try cannot
-help an order for an unknown article, so it becomes a dead letter, in the same transaction as the offset.
+Events of one article have the article as key. So they are in one partition, and no two handlers write the same row in
+`stock`. A user who counts the stock locks that row for a moment; then the record is tried again. An order for an
+unknown article would fail again, so it becomes a dead letter at once, in the same transaction as the offset.
 
     kconsume run examples.orders.inventory:app
 """
@@ -29,7 +29,7 @@ class NotReserved(Exception):
 @app.consume(
     ORDERS,
     to=RESERVATIONS,
-    repeats="drop",  # the web service may be killed after it sent an event and before it recorded that
+    repeats="drop",  # if the web service is killed before it deletes a sent outbox row, the event comes twice
     retry=Retry(attempts=8, give_up_on=(NoSuchArticle, NotReserved)),
     on_error=DeadLetter(table="unfilled"),
 )

@@ -18,12 +18,12 @@ _AGAIN_AFTER = 0.1
 
 
 class Load:
-    """Places all orders. `placed` is the number of orders that were answered."""
+    """Places all orders. `placed` is the number of placed orders that the web service has confirmed."""
 
     def __init__(self, web: str, orders: int, within: float) -> None:
         self.placed = 0
         self.stopped = False
-        """Set by another thread: end early."""
+        """Set by another thread to end the load early."""
         self._web = web
         self._orders = orders
         self._within = within

@@ -1,8 +1,8 @@
-"""A letter for each reservation, by an HTTP call to another company: called at least once, but only one letter.
+"""Orders one letter for each reservation, by an HTTP call. The call may be repeated; the letter is not.
 
-The call is outside of any transaction, so after a kill it is made again. `Record.id` is the same in both calls, and the
-letter office recognises it. `repeats="drop"` is for events that the inventory sent twice: they have different offsets,
-so their ids differ. `rate=` is the limit of the office, for each process.
+The call is outside of any transaction, so after a kill the call is made again. `Record.id` is the same in both calls,
+so the letter office recognises the repeat. `repeats="drop"` is for an event that the inventory has sent twice: the two
+records have different offsets, and so different ids. `rate=` is the office's limit for each process.
 
     kconsume run examples.orders.notifications:app
 """

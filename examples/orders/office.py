@@ -1,7 +1,7 @@
-"""The letter office: the service of another company, so it is never killed. Writes one letter for each idempotency key.
+"""The letter office, a service of another company. It writes one letter for each idempotency key, and is never killed.
 
-Its table `letters` is in the shop's database, so that the checker can read it. For some letters it refuses the first
-request with status 503.
+Its table `letters` is in the shop's database, so that the checker can read it. For some letters the
+office refuses the first request with status 503.
 
     uvicorn examples.orders.office:web
 """

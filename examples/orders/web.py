@@ -1,8 +1,8 @@
 """The web service: writes an order and sends its event, both or neither, and records the answer of the inventory.
 
-The row and the event are written in one transaction, through the outbox. So a client that got no answer can ask again:
-for an order that exists, no second event is sent. Everything runs on the event loop of the web server. The service
-answers requests after its consumer has claimed its partitions, and ends if its consumer fails.
+The row and the event are written in one transaction, through the outbox. So a client that got no answer can send its
+request again: if the order exists, no second event is sent. Everything runs on the event loop of the web server. The
+service answers requests after its consumer has claimed its partitions, and ends if its consumer fails.
 
     uvicorn examples.orders.web:web
 """

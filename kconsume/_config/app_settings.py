@@ -20,7 +20,7 @@ from kconsume.backends.base import OffsetStore
 from kconsume.errors import ConfigurationError
 
 _AFTER_THE_SESSION = 15.0
-"""Seconds that joining and claiming get when `startup=` is left out, counted from the end of the session timeout."""
+"""Seconds that the default of `startup=` adds to the session timeout, for joining and claiming."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +29,11 @@ class AppSettings:
 
     Args:
         brokers: `host:port,...`, or `embedded://`.
-        group: the consumer group of every handler that names none.
-        offsets: the offset store of every handler that names none: an address or a store.
+        group: the consumer group of handlers without their own `group=`.
+        offsets: the offset store of handlers without their own `offsets=`: an address or a store.
         kafka: librdkafka properties of the user.
         instance: the name of a static member (`group.instance.id`).
-        startup: seconds that `App.running` waits for the first claim; None for the default.
+        startup: seconds that `App.running` waits for the first partitions; None for the default.
         shutdown: seconds from the request to stop until the process has ended.
         memory: bytes of records that may be in flight.
     """
@@ -60,7 +60,7 @@ class AppSettings:
         if self.startup is not None and not 0 <= self.startup < math.inf:
             raise ConfigurationError(
                 f"startup={self.startup!r} must be a number of seconds, 0 or more: give the time that running() may "
-                f"wait for the first claim, or 0 to enter the block at once"
+                f"wait for its first partitions, or 0 to enter the block at once"
             )
         check_group(self.group)
         if self.instance is not None:

@@ -43,21 +43,22 @@ DEFAULTS = (
     Default("allow.auto.create.topics", False, False, "a misspelt topic is an error, not a new topic"),
     Default(
         "fetch.queue.backoff.ms", 5, 1000,
-        "at 1000 a fast consumer waits up to a second with nothing to do, which costs a factor of five",
+        "at 1000 a fast consumer waits up to a second with nothing to do, and is five times slower",
     ),
-    Default("fetch.wait.max.ms", 100, 500, "a quiet partition is asked again sooner after it was assigned"),
-    Default("queued.min.messages", 20000, 100000, "enough for a fast handler; more only costs memory"),
+    Default("fetch.wait.max.ms", 100, 500, "a newly assigned partition without new records is fetched again sooner"),
+    Default("queued.min.messages", 20000, 100000, "enough for a fast handler; a larger queue only costs memory"),
     Default("queued.max.messages.kbytes", 16384, 65536, "bounds the client's memory at any lag"),
     Default(
         RECEIVE_LIMIT, HIGHEST_LIMIT, 100000000,
-        "a record above it would stop every partition of its broker; the broker's own limits bound what comes",
+        "a larger record would stop every partition of its broker; the brokers' own limits bound the size of records",
     ),
-    Default("socket.keepalive.enable", True, False, "a dead connection is noticed behind a firewall"),
-    Default("socket.nagle.disable", True, True, "small requests leave at once"),
+    Default("socket.keepalive.enable", True, False, "a connection that a firewall has dropped is noticed"),
+    Default("socket.nagle.disable", True, True, "small requests are sent at once"),
     Default(SESSION, 45000, 45000, "how long a dead process keeps its partitions"),
     Default(HEARTBEAT, 3000, 3000, "a rebalance is noticed within this time; at most a third of session.timeout.ms"),
     Default(
-        "topic.metadata.refresh.interval.ms", 30000, 300000, "new partitions, and topics that match a pattern, are seen"
+        "topic.metadata.refresh.interval.ms", 30000, 300000,
+        "how soon new partitions and new topics of a pattern are noticed",
     ),
     Default("max.poll.interval.ms", 300000, 300000, "polling never waits for handlers, so this is never reached"),
 )  # fmt: skip
@@ -72,13 +73,13 @@ FORBIDDEN = {
     "metadata.broker.list": "set App('host:port,...')",
     "enable.partition.eof": "kconsume uses it to detect the end of a partition",
     "rebalance_cb": "kconsume handles rebalances; use @app.on_assigned and @app.on_revoked",
-    "on_commit": "kconsume commits",
+    "on_commit": "kconsume sends the commits and reads their results",
 }
 
 _SECRET = re.compile(r"password|passphrase|secret|\.pem$|token|oauthbearer\.config|jaas", re.IGNORECASE)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_HARMLESS = re.compile(r"(sqlite:)?[\w./\\ -]*")  # such as a file name; a password follows a : or a =
-_USERINFO = re.compile(r"(?<=//)(.*)@")  # to the last @: a password may contain : / @
+_HARMLESS = re.compile(r"(sqlite:)?[\w./\\ -]*")  # for example a file name; a password would follow a : or a =
+_USERINFO = re.compile(r"(?<=//)(.*)@")  # up to the last @, because a password may contain : / @
 _PARAMETER = re.compile(r"([^&=]*)=([^&]*)")
 MASK = "********"
 
@@ -135,7 +136,7 @@ def _heartbeat(usual: ClientValue, session: ClientValue | None) -> ClientValue:
     try:
         return max(1, min(int(usual), int(session or 0) // 3))
     except ValueError:
-        return usual  # the client refuses a value that is no number, with its name
+        return usual  # the client refuses a value that is not a number, and names the property
 
 
 def record_limit(settings: Mapping[str, ClientValue]) -> int | None:
@@ -149,13 +150,13 @@ def record_limit(settings: Mapping[str, ClientValue]) -> int | None:
 
 
 SIDE: Mapping[str, int] = {"queued.max.messages.kbytes": 1024, "queued.min.messages": 1000}
-"""The prefetch limits of the client of side topics. Side topics are mostly empty, and its memory is additional."""
+"""Prefetch limits of the second client, which reads retry and re-drive topics. These topics are mostly empty."""
 
 
 def side_settings(settings: Mapping[str, ClientValue]) -> dict[str, ClientValue]:
     """Return all properties of the second client, which reads side topics (`_kafka/two_member_consumer.py`).
 
-    They are the properties of the first client, except for the client id and the static member name.
+    Only the prefetch limits, the client id and the static member name differ from the first client.
     """
     side = {name: min(int(settings[name]), most) for name, most in SIDE.items()}
     side_name = {"client.id": side_client(str(settings["client.id"]))}
@@ -199,10 +200,10 @@ def check_instance(instance: object) -> str:
 def check_group(group: object) -> str:
     """Return the name of the group, or raise if the client would change it.
 
-    The client cuts white space off the front of every value, and a consumer with an empty name aborts the process.
+    The client cuts white space off the front of every value. With an empty group name it aborts the process.
     """
     if not isinstance(group, str) or not group.strip():
-        raise ConfigurationError("App needs a group: App(..., group='inventory'); members share its work")
+        raise ConfigurationError("App needs a group: App(..., group='inventory'); its members share the work")
     if group[0].isspace():
         raise ConfigurationError(
             f"group {group!r} begins with white space, which the Kafka client cuts off, so it would use another group: "
@@ -225,8 +226,8 @@ def scheme_in(address: str) -> str | None:
 def masked_address(address: str) -> str:
     """Return an address with its passwords masked: `postgresql://shop:********@host/db?password=********`.
 
-    In a text that is no address the place of a password is unknown, so the whole text is masked, unless it cannot
-    contain one.
+    If the text is not an address, the place of a password is unknown. Then the whole text is masked, unless its
+    characters rule out a password.
     """
     if scheme_in(address) is None:
         return address if _HARMLESS.fullmatch(address) else MASK

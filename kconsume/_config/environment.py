@@ -4,7 +4,7 @@
     KCONSUME_KAFKA_SECURITY_PROTOCOL                           kafka={"security.protocol": ...}
     KCONSUME_HANDLER_RESERVE_CONCURRENCY                       as `@app.consume(...)` takes it, for `def reserve`
 
-This file turns text into values, and raises if text cannot be read. It must not read `os.environ` or know an app.
+This file turns text into values, and raises if text cannot be read. This file must not read `os.environ`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class UnreadVariable(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The values of the variables, checked; None for a variable that is not set. Its repr shows no secret."""
+    """The values of the variables, checked; None for a variable that is not set. The repr shows no secret."""
 
     brokers: str | None = None
     group: str | None = None
@@ -77,7 +77,7 @@ class Environment:
     handlers: Mapping[str, Mapping[str, object]] = field(default_factory=dict, repr=False)
     """The option values of each handler, by the name of the handler as written in the variables."""
     strays: tuple[str, ...] = ()
-    """Names of variables that nothing reads, whatever handlers the app has."""
+    """Names of variables that nothing reads, with any handlers."""
     startup: float | None = None
 
     def options_of(self, handler: str, options: HandlerOptions) -> HandlerOptions:
@@ -159,7 +159,7 @@ def _handler_option(name: str) -> tuple[str, str]:
 def _property(variable: str, text: str) -> str:
     """Return the property that a variable sets: `KCONSUME_KAFKA_SECURITY_PROTOCOL` sets `security.protocol`.
 
-    Its value stays text, which the client parses.
+    The value stays text, which the client parses.
     """
     dotted = variable.removeprefix(PREFIX + _KAFKA).lower().replace("_", ".")
     name = _UNDERSCORED.get(dotted, dotted)
@@ -183,7 +183,7 @@ def _unread(variable: str, handlers: Iterable[str]) -> UnreadVariable:
 
 
 def _meant(name: str, handlers: Iterable[str]) -> str | None:
-    """Return the similar name that exists, without the prefix."""
+    """Return the known name that is most similar, without `KCONSUME_`; None if none is similar."""
     first, _, rest = name.partition("_")
     family = difflib.get_close_matches(first, ("KAFKA", "HANDLER"), 1)
     if family == ["KAFKA"] and rest:
@@ -216,7 +216,7 @@ class _Form(NamedTuple, Generic[Value]):
             return self.parse(text.strip())
         except (ValueError, ConfigurationError):
             shown = masked_address(text) if self.secret or scheme_in(text) else text
-            # The cause is left out: it may show a secret.
+            # `from None`: the cause may show a secret.
             raise ConfigurationError(f"{variable}={shown!r} cannot be read: write {self.written}") from None
 
 
@@ -298,15 +298,15 @@ def _choice(*choices: str) -> _Form[str]:
 _TEXT = _Form(str, "a name")
 _COUNT = _Form(_above_zero, "a whole number above zero, for example 8")
 _SECONDS = _Form(_seconds, "seconds above zero, for example 25.0")
-_PATIENCE = _Form(_patience, "seconds, for example 60.0, or 0 to wait for nothing")
+_PATIENCE = _Form(_patience, "seconds, for example 60.0, or 0 for no wait")
 _BYTES = _Form(_bytes, "bytes above zero, for example 67108864, 512k, 64M or 1G")
 _ADDRESS = _Form(_address, "an address, for example kafka:// or sqlite:///shop.db", secret=True)
 
 _SETTINGS = frozenset({"BROKERS", "GROUP", "OFFSETS", "INSTANCE", "STARTUP", "SHUTDOWN", "MEMORY"})
 
-# Values that this version does not offer are refused by the app, as when the code gives them.
+# The app refuses values that this version does not support, in the same way as values in the code.
 _OPTIONS: Mapping[str, _Form[object]] = {
-    "topics": _Form(_names, "names divided by commas, for example orders,payments"),
+    "topics": _Form(_names, "names separated by commas, for example orders,payments"),
     "pattern": _Form(str, "a regular expression, for example orders-.*"),
     "group": _TEXT,
     "offsets": _ADDRESS,
@@ -320,11 +320,12 @@ _OPTIONS: Mapping[str, _Form[object]] = {
     "rate": _Form(_rate, "records, or records/seconds, above zero, for example 50 or 50/1.0"),
     "timeout": _SECONDS,
     "retry": _Form(
-        _retry, "attempts, or attempts/seconds apart, and delays of retry topics after a +, for example 5/0.5+60,600"
+        _retry,
+        "attempts, or attempts/seconds between them; then + and the delays of retry topics, for example 5/0.5+60,600",
     ),
     "repeats": _choice(*get_args(Repeats)),
     "batch": _Form(_batch, "records, or records/seconds to wait, for example 500 or 500/0.2"),
     "partitions": _Form(
-        lambda text: tuple(map(_whole, _names(text))), "partition numbers divided by commas, for example 0,1"
+        lambda text: tuple(map(_whole, _names(text))), "partition numbers separated by commas, for example 0,1"
     ),
 }

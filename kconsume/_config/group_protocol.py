@@ -2,7 +2,7 @@
 
     eager          range, roundrobin       each member gives up all partitions in each rebalance
     cooperative    cooperative-sticky      a member gives up only partitions that move (KIP-429); the default
-    consumer       group.protocol          the broker assigns, member by member (KIP-848)
+    consumer       group.protocol          the broker moves partitions one by one (KIP-848)
 
 Values only. `_kafka/consumer.py` describes what happens in a rebalance.
 """
@@ -86,7 +86,7 @@ def _check_consumer(overrides: Mapping[str, ClientValue]) -> None:
 def _check_classic(overrides: Mapping[str, ClientValue]) -> None:
     if REMOTE_ASSIGNOR in overrides:
         raise ConfigurationError(
-            f"kafka={{{REMOTE_ASSIGNOR!r}: ...}} means nothing in a classic group: set {PROTOCOL}='consumer' too, "
+            f"kafka={{{REMOTE_ASSIGNOR!r}: ...}} has no effect in a classic group: set {PROTOCOL}='consumer' too, "
             f"or choose by {STRATEGY}"
         )
     given = overrides.get(STRATEGY, COOPERATIVE_STICKY)

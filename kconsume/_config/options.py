@@ -33,7 +33,7 @@ StartPolicy = Literal["earliest", "latest", "error"]
 _NOT_COMMON = re.compile(r"\\[A-Za-z0-9]|\(\?")
 """Regular expressions that Python, the client and the broker read differently.
 
-In classic groups the client follows POSIX, where \\d matches nothing, and (? is an error without a reason.
+In classic groups the client follows POSIX, where \\d matches nothing, and (? is an error that names no cause.
 """
 
 
@@ -77,7 +77,9 @@ class HandlerOptions:
         if self.group is not None:
             check_group(self.group)
         if self.order != "partition":
-            raise ConfigurationError(f"order={self.order!r} is unknown to this version: it keeps partition order")
+            raise ConfigurationError(
+                f"order={self.order!r} is unknown to this version: leave order= out to keep the order of each partition"
+            )
         if self.executor not in (None, "thread", "inline"):
             raise ConfigurationError(f"executor={self.executor!r} is unknown: choose 'thread' or 'inline'")
         if self.start not in ("earliest", "latest", "error"):
@@ -94,7 +96,9 @@ class HandlerOptions:
             )
         for name, value in (("concurrency", self.concurrency), ("chunk", self.chunk)):
             if value is not None and not _is_whole(value, at_least=1):
-                raise ConfigurationError(f"{name}={value!r} leaves nothing to run: use 1 or more, or leave it out")
+                raise ConfigurationError(
+                    f"{name}={value!r} must be a whole number, 1 or more: change it, or leave it out"
+                )
         if self.timeout is not None and not _is_time(self.timeout):
             raise ConfigurationError(
                 f"timeout={self.timeout!r} must be the seconds that a call may take, above zero: timeout=30.0"

@@ -19,7 +19,7 @@ def resolve(address: str, topics: Iterable[str] = ()) -> str:
 
     Args:
         address: `embedded://` or `embedded://NAME`.
-        topics: the topics that must exist. No client can create them.
+        topics: the topics that must exist. The embedded broker has no admin requests to create topics.
     """
     broker = _broker(address.removeprefix(SCHEME))
     missing = set(topics) - broker.topics().keys()

@@ -36,7 +36,7 @@ class About(msgspec.Struct, frozen=True):
     Attributes:
         name: the name in `embedded://NAME`.
         bootstrap: the address for clients.
-        pid: its process id.
+        pid: the process id of the broker.
         started: when it started, in seconds since 1970.
     """
 

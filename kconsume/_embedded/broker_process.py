@@ -1,6 +1,6 @@
 """The process of a named broker: an `EmbeddedKafka`, and the socket on which other processes control it.
 
-`named_broker` starts it as `python -m kconsume._embedded.broker_process`. It is not a command for users.
+`named_broker` starts it as `python -m kconsume._embedded.broker_process`. Users do not run this command.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from kconsume.errors import ConfigurationError, EmbeddedBrokerError
 
 Argument: TypeAlias = int | str | Sequence[int]
 
-# The numbers are Kafka's (https://kafka.apache.org/protocol#protocol_api_keys). Only requests that the mock serves.
+# Kafka's numbers (https://kafka.apache.org/protocol#protocol_api_keys) of the requests that the mock cluster serves.
 API_KEYS: Mapping[str, int] = {
     "Produce": 0,
     "Fetch": 1,
@@ -81,7 +81,7 @@ class KafkaControls(ABC):
         Args:
             name: the name of the topic.
             partitions: how many partitions it gets. 1 or more.
-            exist_ok: True to accept an existing topic with the same number of partitions. Otherwise it is an error.
+            exist_ok: True to accept an existing topic with the same number of partitions. With False, that is an error.
         """
         if not _TOPIC_NAME.fullmatch(name) or name in {".", ".."}:
             raise ConfigurationError(f"{name!r} is not a topic name: use 1 to 249 of a-z A-Z 0-9 . _ -")
@@ -139,7 +139,7 @@ class KafkaControls(ABC):
         self.control("clear_request_errors", _api_key(api))
 
     def broker_down(self, broker: int | None = None) -> None:
-        """Close the connections of all clients and refuse new ones. Partition leaders stay.
+        """Close the connections of all clients and refuse new ones. Partitions keep their leaders.
 
         Args:
             broker: the number of the broker. None for all brokers.

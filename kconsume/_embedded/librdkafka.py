@@ -68,7 +68,7 @@ def c_arguments(arguments: Sequence[Argument]) -> Iterator[object]:
 
 
 def control_function(function: str) -> Callable[..., int | None]:
-    """Return the C function of a control. Its first argument is the cluster.
+    """Return the C function of a control, whose first argument is the cluster.
 
     Args:
         function: one of `CONTROLS`.
@@ -95,7 +95,7 @@ def librdkafka() -> ctypes.CDLL:
 
 
 def new_client() -> int:
-    """Return the handle of a new client, which carries a mock cluster."""
+    """Return the handle of a new client, to which a mock cluster can be added."""
     library, reason = librdkafka(), ctypes.create_string_buffer(512)
     settings = library.rd_kafka_conf_new()
     # Errors only: the client has no bootstrap.servers, and would log a warning about that.

@@ -1,6 +1,6 @@
 """`EmbeddedKafka`: a Kafka in this process, which is librdkafka's own mock cluster.
 
-This file must not know handlers, stores or other processes. The mock cluster proves nothing about a real Kafka.
+This file must not know handlers, stores or other processes. A test with the mock cluster is no proof for a real Kafka.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class EmbeddedKafka(KafkaControls):
         with EmbeddedKafka({"orders": 4}) as kafka:
             producer = Producer({"bootstrap.servers": kafka.bootstrap})
 
-    Real clients connect to it over TCP. Groups get their assignment at once. Its limits:
+    Real clients connect over TCP. Groups get their assignment at once. Limits:
 
-    - it listens on 127.0.0.1, keeps everything in memory, and ends with the process, in a forked child, and when the
-      process changes its user (`os.seteuid`), which interrupts all threads;
+    - it listens on 127.0.0.1, keeps everything in memory, and ends with the process. It does not work in a forked
+      child, and ends when the process changes its user (`os.seteuid`), which interrupts all threads;
     - it keeps about 5 MB for each partition: the oldest records are dropped first, and a record over 5 MB at once;
     - it has no admin requests, so create topics here. The first producer that names a missing topic creates it with 4
       partitions (librdkafka's number, which cannot be changed). Consumers create no topic;
-    - a change in a classic group takes `session.timeout.ms` - 1 s (set 2000 in tests), a cooperative change twice that;
-      in a KIP-848 group (`group.protocol=consumer`) it takes about 0.1 s;
+    - a rebalance of a classic group takes `session.timeout.ms` - 1 s (set 2000 in tests), a cooperative rebalance twice
+      that; a rebalance of a KIP-848 group (`group.protocol=consumer`) takes about 0.1 s;
     - it proves nothing about transactions (aborted records are delivered, no producer is fenced), static membership,
       truncation, look-ups by timestamp or retention by time.
 
@@ -129,7 +129,7 @@ class EmbeddedKafka(KafkaControls):
             )
         with self._lock:  # held during the call, so that no stop() frees the cluster meanwhile
             if not self._cluster:
-                raise EmbeddedBrokerError("this EmbeddedKafka is not running: start() it, or use `with`")
+                raise EmbeddedBrokerError("this EmbeddedKafka is not running: call start(), or use `with`")
             yield self._cluster
 
     def _forked(self) -> bool:

@@ -1,12 +1,12 @@
 """Named embedded brokers: `embedded://NAME` is one process that all programs of this user share.
 
 The life of a broker, from start to end. `attach(NAME)` sends a request to the broker's socket. If there is no answer,
-it takes the folder's lock, sends the request again, and starts `python -m kconsume._embedded.broker_process NAME` with
-the open lock. That process leaves the session of its starter, listens, reports "ready" and only then releases the lock.
-So each name has one broker, even if the starter is killed halfway. Other programs find the broker by its socket, where
-each request and each reply is one line of JSON. The broker ends on request (`stop`, SIGTERM, SIGINT), together with the
-process that started it (if `until_exit` is set), or after eight hours without a Kafka request. It removes its files
-at its end. The next `attach` removes the files of a broker that was killed.
+`attach` takes the folder's lock, sends the request again, and starts `python -m kconsume._embedded.broker_process NAME`
+with the open lock. That process leaves the session of its starter, listens, reports "ready" and only then releases the
+lock. So each name has one broker, even if the starter is killed halfway. Other programs find the broker by its socket,
+where each request and each reply is one line of JSON. The broker ends on request (`stop`, SIGTERM, SIGINT), together
+with the process that started it (if `until_exit` is set), or after eight hours without a Kafka request. A broker
+removes its files at its end. The next `attach` removes the files of a broker that was killed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _BrokerEnded(Exception):
 
 
 class NamedBroker(KafkaControls):
-    """A broker in another process, found by its name. It has all the controls of `EmbeddedKafka`."""
+    """A broker in another process, found by its name, with all the controls of `EmbeddedKafka`."""
 
     def __init__(self, about: About) -> None:
         self.about = about

@@ -48,7 +48,7 @@ def hints_of(
 def _visible_names(function: Callable[..., object], names: Mapping[str, object]) -> dict[str, object]:
     """Return the local names that an annotation of the function can mean.
 
-    In a function that was defined in a module, and not inside a function, the names of the module come first.
+    For a function that is defined at module level, a name of its module wins over a local name.
     """
     innermost = inspect.unwrap(function)
     if "<locals>" in getattr(innermost, "__qualname__", ""):
@@ -66,7 +66,7 @@ def bare(hint: object) -> object:
 
 
 def metadata_of(hint: object) -> tuple[object, ...]:
-    """Return what `Annotated` adds to the type."""
+    """Return the metadata that `Annotated` adds to the type."""
     return typing.get_args(hint)[1:] if typing.get_origin(hint) is typing.Annotated else ()
 
 
@@ -93,7 +93,7 @@ def without_none(hint: object) -> tuple[object, bool]:
 
 
 def union_members(hint: object) -> Iterator[object]:
-    """Yield the types of a union, and of unions inside it. A type that is no union is yielded itself."""
+    """Yield the types of a union, and of unions inside it. A type that is not a union is yielded unchanged."""
     inner = bare(hint)
     if not is_union(inner):
         yield hint
@@ -123,7 +123,7 @@ def full_name(hint: object) -> str:
 def distinct_names(hint: object, offered: Sequence[object]) -> tuple[str, list[str]]:
     """Return the name of the type that the handler asks for, and the names of the types that are offered.
 
-    Types that share a name are shown with their modules: half of the types of transactions are called Connection.
+    Types that share a name are shown with their modules, because several transaction types are called Connection.
     """
     alike = [each for each in offered if text_of(each) == text_of(hint)]
     return (full_name(hint) if alike else text_of(hint)), [full_name(e) if e in alike else text_of(e) for e in offered]

@@ -32,8 +32,8 @@ _LATEST = (datetime.max - _EPOCH) // timedelta(milliseconds=1)
 def schema() -> pyarrow.Schema:
     """Return the columns of a table. Raises MissingExtra if pyarrow is not installed.
 
-    The type is `binary`, because fewer readers know `large_binary`. A column of more than 2 GB becomes two chunks, and
-    no record is that large.
+    Keys and values are `binary`, because fewer readers know `large_binary`. A column of more than 2 GB becomes two
+    chunks.
     """
     try:
         import pyarrow as pa
@@ -82,9 +82,9 @@ def table_of(messages: Sequence[Message]) -> pyarrow.Table:
 
 
 def _offsets(messages: Sequence[Message]) -> Column:
-    """Return the offsets, made from Python's own array of 64-bit numbers in half the time.
+    """Return the offsets. Every record has an offset, so no value is null.
 
-    Every record has an offset, so no value is null.
+    The way through Python's `array` takes half the time of `pyarrow.array`.
     """
     import pyarrow as pa
 
@@ -100,9 +100,9 @@ def _header_list() -> pyarrow.ListType[pyarrow.StructType]:
 
 
 def _timestamps(messages: Sequence[Message]) -> Column:
-    """Return the timestamps: null if a record has none, or if no date can hold it, as in `Record`.
+    """Return the timestamps: null if a record has none, or if `datetime` cannot hold it, as in `Record`.
 
-    A producer may write any 64 bits.
+    A producer may write any 64-bit number as a timestamp.
     """
     import pyarrow as pa
 

@@ -2,7 +2,7 @@
 
 The model is read once, when the handler is decorated. A field whose type no column can hold is refused then. pyarrow is
 imported when the first table is made. This module must not decode values or know Spark. Spark can read all
-column types that it makes.
+column types that this module makes.
 """
 
 from __future__ import annotations

@@ -38,15 +38,15 @@ class Batching:
 
 
 class Batch(Sequence[Record]):
-    """The records of one batch, in order, all of one partition. A record is read when it is asked for.
+    """The records of one batch, in order, all of one partition. Each `Record` is made when it is accessed.
 
-    `id` is `group:topic_id:partition:first-last`. It is the same for the same records, so it is the idempotency key for
-    calls outside the transaction. Offsets have gaps (compaction, transactions): `last - first + 1` is not the length.
+    `id` is `group:topic_id:partition:first-last`, the same for the same records: the idempotency key for calls outside
+    the transaction. Offsets have gaps (compaction, transactions): `last - first + 1` is not the length.
 
     Args:
         messages: the client's messages.
         scope: `group:topic_id`, as in `record_of`.
-        attempt: which attempt on these records this is.
+        attempt: the number of this attempt on these records, counted from 1.
     """
 
     __slots__ = ("_messages", "_scope", "attempt")

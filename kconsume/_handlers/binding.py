@@ -51,7 +51,7 @@ class Binding:
     """The types of the resources, by parameter. The session of a DataFrame is under the DataFrame's parameter."""
     takes_sender: bool
     to: str | None
-    """The topic for what the handler returns."""
+    """The topic to which return values are sent, or None."""
 
     @property
     def function(self) -> Callable[..., object]:
@@ -94,7 +94,7 @@ class Binding:
             wraps: the context managers around each call, the outermost first.
             max_bytes: the size of the largest message that the handler may send.
             by_record: True to call `tx.next_record(offset)` before each record.
-            stamped: True to give each message that is sent a header with the record that it comes from.
+            stamped: True to add the header `kconsume-origin` to each message that the handler sends.
         """
         assert not self.is_async
         return typing.cast(Runner, compile_runner(self, resources or {}, wraps, max_bytes, by_record, stamped))
@@ -112,7 +112,7 @@ class Binding:
         """Return the function that calls an `async def`. The parameters are those of `runner`.
 
         Args:
-            limit: makes the handler's call end in time.
+            limit: wraps the handler, so that each call ends at the `timeout=`.
         """
         assert self.is_async
         return typing.cast(
@@ -120,7 +120,7 @@ class Binding:
         )
 
     def can_decode(self, message: Message) -> bool:
-        """Return whether the value can be decoded. Calls the decoder, even if it is the user's own."""
+        """Return whether the value can be decoded. Calls the decoder, even a decoder of the user."""
         decoding = self.signature.decoding
         if decoding is None:
             return True
@@ -170,7 +170,7 @@ def bind(
         handler: the function, or its signature.
         available: what the handler can ask for, or only the types of the store's transaction.
         names: the local names of the place where the function is decorated.
-        to: the topic for what the handler returns.
+        to: the topic to which return values are sent.
     """
     signature = handler if isinstance(handler, Signature) else read(handler, names)
     available = available if isinstance(available, Available) else Available(available)
@@ -296,8 +296,8 @@ def _unavailable(signature: Signature, parameter: Parameter, available: Availabl
 def _other_transaction(signature: Signature, parameter: Parameter, available: Available) -> InvalidHandler:
     """Return the error about the transaction of another kind of store.
 
-    The user chose the store, so the error tells them to change the annotation. It names types with their modules,
-    because half of these types are called Connection.
+    The user chose the store, so the error tells them to change the annotation. The types are shown with their
+    modules, because several transaction types are called Connection.
     """
     awaited, is_async = available.async_transactions, signature.is_async
     fitting = [kind for kind in available.transactions if awaited is None or (kind in awaited) == is_async]

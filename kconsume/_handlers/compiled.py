@@ -2,7 +2,7 @@
 
 The function is compiled as dataclasses compiles `__init__`. A closure for each argument would cost one more call for
 each record, which takes longer than the rest of the loop. A record costs one turn of the loop, one decode and one call.
-Arguments that its handler does not ask for cost nothing. `binding` has decided what the arguments are. The chunk rules
+Arguments that the handler does not ask for cost nothing. `binding` has decided what the arguments are. The chunk rules
 (`_runtime/processing/rules.py`) decide what an error means.
 """
 
@@ -27,20 +27,21 @@ if TYPE_CHECKING:
 
 
 Limit: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""Takes an `async def`, and returns one that is ended when its time is over."""
+"""Takes an `async def`, and returns one whose calls end at the handler's `timeout=`."""
 
 
 class Halt(NamedTuple):
-    """Where a runner ended early: at an error, or, without an error, before a record because it had to stop."""
+    """The message at which a runner ended early: the record failed, or, with `error=None`, was not started."""
 
     message: Message
     error: BaseException | None
     certain: bool = True
-    """True if this record failed. A batch fails as a whole, and `message` is its first record."""
+    """True if `message` is the record that failed. A batch of several records fails as a whole: `message` is its first
+    record."""
     abandoned: bool = False
     """True if the handler still runs on an abandoned thread."""
     sends_lost: bool = False
-    """True if the records before `message` are not finished either, because the records that they sent are lost."""
+    """True if the records before `message` must be handled again too, because the records that they sent are lost."""
 
 
 Passes = Callable[[Message, BaseException], bool]
@@ -57,7 +58,7 @@ class Runner(Protocol):
     stop: not empty when the runner must stop.
     tx: the store's transaction, for handlers that ask for it.
     scope: `group:topic_id`, the beginning of `Record.id`.
-    sent: the records that the handler sends are appended to it. Those that a failed record sent are removed again.
+    sent: the records that the handler sends are appended. Records that were sent for a failed record are removed again.
     attempt: the number of this attempt on these records.
     passes: called for each failed record. Without it no failed record is skipped.
     """
@@ -100,7 +101,7 @@ def _raise_null() -> typing.NoReturn:
 
 
 # If the handler asks for the value alone, no Python code touches the message itself. After a record that was skipped,
-# the same iterators continue. This costs nothing for records that do not fail.
+# the same iterators continue, so records that do not fail cost nothing extra.
 _RECORDS = """\
 {define} run(messages, stop, tx, scope, sent, attempt=1, passes=None):
     if not messages:
@@ -165,8 +166,8 @@ def compile_runner(
         wraps: the context managers around each call, the outermost first.
         max_bytes: the size of the largest message that the handler may send.
         by_record: True to call `tx.next_record(offset)` before each record.
-        stamped: True to give each message that is sent a header with the record that it comes from.
-        limit: makes the call of an `async def` end in time.
+        stamped: True to add the header `kconsume-origin` to each message that the handler sends.
+        limit: wraps an `async def`, so that each call ends at the `timeout=`.
     """
     signature = binding.signature
     function = wrapped(signature, wraps) if wraps else signature.function
@@ -230,8 +231,8 @@ def _parts(binding: Binding, wrapped: bool, by_record: bool, stamped: bool) -> t
     if binding.batched:
         return _BATCH, {**parts, "payload": _batch_payload_text(signature)}
     of_message = by_record or stamped or any("message" in argument for argument in arguments)
-    # Each record gets a new sender, so that a sender that the handler kept is refused later, and an undo concerns
-    # only one record.
+    # Each record gets a new Sender. A handler that keeps its Sender and uses it for a later record gets an error.
+    # `mark` limits an undo to one record.
     renewed = "sender.close(); sender = Sender(sent, max_bytes); " if binding.takes_sender else ""
     before = f"{renewed}mark = len(sent){_IN_LOOP}" if binding.sends else ""
     before += f"tx.next_record(message.offset()){_IN_LOOP}" if by_record else ""
@@ -252,7 +253,6 @@ def _null_guard(signature: Signature) -> str:
 
 
 def _argument_text(argument: str, signature: Signature) -> str:
-    """Return the source text of an argument."""
     name, equals, expression = argument.rpartition("=")
     if expression == "record":
         expression = _THE_RECORD

@@ -43,7 +43,7 @@ def with_context(decode: Callable[..., object], text: str) -> Callable[[Message]
     from confluent_kafka.serialization import MessageField, SerializationContext
 
     def call(message: Message) -> object:
-        headers = message.headers()  # they may name the schema
+        headers = message.headers()  # the headers may name the schema
         context = SerializationContext(message.topic(), MessageField.VALUE, headers)  # type: ignore[arg-type]
         try:
             return decode(message.value(), context)
@@ -54,7 +54,6 @@ def with_context(decode: Callable[..., object], text: str) -> Callable[[Message]
 
 
 def is_deserializer(decode: object) -> bool:
-    """Return whether the callable is a Deserializer of confluent-kafka."""
     from confluent_kafka.serialization import Deserializer
 
     return isinstance(decode, Deserializer)
@@ -83,7 +82,7 @@ def check_decode(handler: str, parameter: str, decode: object) -> None:
     if _is_async(decode):
         raise InvalidHandler(
             f"{handler} has decode={name}, which is async: pass a plain function, or a deserializer without Async in "
-            f"its name; what has to be awaited belongs in the handler"
+            f"its name, and await in the handler"
         )
     if is_deserializer(decode):
         if not _can_be_called(decode, b"", None):
@@ -103,12 +102,12 @@ def _check_class(handler: str, parameter: str, decode: type) -> None:
     name = _name_of(decode)
     if decode in (bytes, str) or is_json_type(decode):
         raise InvalidHandler(
-            f"{handler} has decode={name}, a type, which makes nothing of bytes: remove decode= and annotate "
+            f"{handler} has decode={name}, a type, which cannot decode bytes: remove decode= and annotate "
             f"{parameter}: {name}"
         )
     if hasattr(decode, "FromString"):
         raise InvalidHandler(
-            f"{handler} has decode={name}, a Protobuf message, which makes nothing of bytes: write decode="
+            f"{handler} has decode={name}, a Protobuf message, which cannot decode bytes: write decode="
             f"{name}.FromString, or pass a ProtobufDeserializer if the values were written with a schema registry"
         )
     if any("__call__" in vars(base) for base in decode.__mro__):
@@ -144,7 +143,7 @@ def _can_be_called(decode: Callable[..., object], *arguments: object) -> bool:
     try:
         signature = inspect.signature(decode)
     except (TypeError, ValueError):
-        return True  # written in C without a signature, as int is: its own error will explain
+        return True  # written in C without a signature, as int is, so it cannot be checked here
     try:
         signature.bind(*arguments)
     except TypeError:

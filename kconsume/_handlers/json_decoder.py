@@ -32,7 +32,7 @@ def json_decoder(handler: str, parameter: str, wanted: object) -> Decode:
         return bytes.decode
     if inner in (list, tuple, set) or typing.get_origin(inner) in (list, tuple, set, Sequence):
         raise InvalidHandler(
-            f"{handler} asks for {text_of(wanted)}: nothing reads one record into it, so annotate {parameter} with "
+            f"{handler} asks for {text_of(wanted)}: one record cannot be decoded into it, so annotate {parameter} with "
             f"the type of one record, or with a list of that type for batches"
         )
     members = tuple(union_members(wanted))
@@ -73,7 +73,7 @@ def _check_member(handler: str, parameter: str, member: object, *, alone: bool) 
             f"use {text} alone and decode in the handler"
         )
     if is_pydantic_1(member):
-        own = f"{text}.parse_raw" if hasattr(member, "parse_raw") else " a function that makes it of the value"
+        own = f"{text}.parse_raw" if hasattr(member, "parse_raw") else " a function that makes it from the value"
         raise InvalidHandler(
             f"{handler} cannot get {parameter}: {text}: it is a model of pydantic 1, and kconsume reads those of "
             f"pydantic 2 only: derive it from pydantic 2's BaseModel, or pass decode={own}"
@@ -82,7 +82,7 @@ def _check_member(handler: str, parameter: str, member: object, *, alone: bool) 
         raise InvalidHandler(
             f"{handler} cannot get {parameter}: {text}: the first parameter is the payload; annotate it "
             f"as bytes, str, dict, a msgspec.Struct, a dataclass, a pydantic model, a union of tagged Structs, or "
-            f"Record; or pass decode= a function that makes it of the value"
+            f"Record; or pass decode= a function that makes it from the value"
         )
 
 
@@ -96,10 +96,10 @@ def _msgspec_decoder(handler: str, parameter: str, wanted: object) -> Decode:
             f"{handler} cannot get {parameter}: {text}: {error}; in a union give each "
             f"msgspec.Struct a tag (class Placed(msgspec.Struct, tag=True))"
         ) from error
-    except Exception as error:  # the annotations of its fields are expressions, and may raise anything
+    except Exception as error:  # annotations of fields are expressions, and may raise anything
         raise InvalidHandler(
             f"{handler} cannot get {parameter}: {text}: the type of one of its fields cannot be read "
-            f"({error}): define or import what its fields name in its module, not in a function"
+            f"({error}): define or import the types of its fields in its module, not in a function"
         ) from error
     if foreign is not None:
         raise InvalidHandler(

@@ -66,10 +66,10 @@ def pydantic_decoder(
         if hasattr(adapter, "rebuild"):  # since pydantic 2.10
             adapter.rebuild()  # without it, a type that cannot be read would fail at the first record
         return adapter.validator.validate_json  # the adapter's own method would cost one more frame for each record
-    except Exception as error:  # the annotations of its fields are expressions, and may raise anything
+    except Exception as error:  # annotations of fields are expressions, and may raise anything
         raise InvalidHandler(
             f"{handler} cannot get {parameter}: {text}: pydantic cannot read it ({_first_line(error)}): correct the "
-            f"model, or import what its fields name in its module"
+            f"model, or import the types of its fields in its module"
         ) from error
 
 
@@ -87,7 +87,7 @@ def first_error(errors: Sequence[typing.Mapping[str, object]]) -> str:
 
 
 def _names_discriminator(metadata: object) -> bool:
-    """Return True for `Field(discriminator=...)` and for `Discriminator(...)`. Both have the attribute."""
+    """Return True for `Field(discriminator=...)` and for `Discriminator(...)`, which both have this attribute."""
     return getattr(metadata, "discriminator", None) is not None
 
 
@@ -111,7 +111,7 @@ def _literals(model: object) -> dict[str, tuple[object, ...]]:
         for name, field in fields.items()
         if typing.get_origin(field.annotation) is typing.Literal
     }
-    # JSON cannot hold a member of a plain Enum. It can hold a member of a StrEnum or IntEnum.
+    # JSON cannot hold a member of a plain Enum, but can hold a member of a StrEnum or IntEnum.
     return {name: given for name, given in values.items() if all(isinstance(value, str | int) for value in given)}
 
 

@@ -1,7 +1,7 @@
 """How many records of a handler may start now: `Rate` is the user's setting, `Limiter` enforces it.
 
-The limiter only counts. It must not wait, it knows no records, and it reads only the clock that it was given. Its
-callers wait instead, so that a request to stop can end the wait.
+The limiter only counts: it must not wait, knows no records, and reads only the clock that it was given. The callers
+wait, so that a request to stop can end the wait.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class _Waiting(NamedTuple):
 
 
 class Limiter:
-    """Enforces one handler's rate in one process. Its worker threads share it.
+    """Enforces one handler's rate in one process. The worker threads of the handler share one limiter.
 
     In every period of `per` seconds no more than `records` records are granted. A batch larger than the rate is granted
-    when no earlier grant counts any more. If it is n times as large as the rate, it counts for n times `per`, so that
-    the rate holds over time. Callers that pass `caller=` are served in turn. Otherwise a batch that needs much room
-    would wait for ever behind callers that need little. Other callers are served if there is room when they ask.
+    when no earlier grant counts any more. A batch that is n times as large as the rate counts for n times `per`, so
+    that the rate holds over time. Callers that pass `caller=` are served in turn; otherwise a large batch would wait
+    for ever behind small ones. Callers without `caller=` are served if there is room when they ask.
 
     Args:
         rate: the user's setting.
@@ -68,8 +68,8 @@ class Limiter:
     """
 
     _GRAINS = 128
-    """The resolution of a period. Records granted within one grain count as granted at its last moment. So
-    too many records are never granted, and a million records a second need no more memory."""
+    """The number of grains in a period. Records that are granted within one grain count as granted at its last moment.
+    So the rate is never exceeded, and memory does not grow with the rate."""
 
     _KEEP_PLACE = 0.5
     """Seconds for which a caller that does not ask again keeps its place in the queue."""

@@ -1,6 +1,6 @@
 """A handler of an app: its options, its store and its bound parameters, and the combinations that are refused.
 
-A decorator makes a `DeclaredHandler`, and an app makes a `Registration` of it. This file opens no connection.
+A decorator makes a `DeclaredHandler`, and an app makes a `Registration` from it. This file opens no connection.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class DeclaredHandler:
     Args:
         options: the arguments of `@app.consume`.
         signature: the signature of the function.
-        wraps: the wraps of the app and of the routers around it, outermost first. They are lists because a wrap may be
-            declared below the handler.
+        wraps: the wraps of the app and of the routers around it, outermost first. Lists, because a wrap may be declared
+            below the handler.
     """
 
     options: HandlerOptions
@@ -82,24 +82,24 @@ class Registration:
 
     @property
     def retry_topics(self) -> tuple[str, ...]:
-        """The names of its retry topics."""
+        """The names of the handler's retry topics."""
         return () if self.retry_chain is None else tuple(self.retry_chain.retry_topics)
 
     @property
     def topics_text(self) -> str:
-        """Its topics or its pattern, as text."""
+        """The topics or the pattern, as text."""
         return ", ".join(self.topics) if self.pattern is None else f"topics like {self.pattern}"
 
     @property
     def all_topics(self) -> set[str]:
-        """The topics that it reads and the topics that it writes to."""
+        """The topics that the handler reads, and the topics that it writes to."""
         dead_letter = self.policy.dead_letter
         written = (self.options.to, None if dead_letter is None else dead_letter.topic)
         return {*self.topics, *self.retry_topics, *(topic for topic in written if topic is not None)}
 
     @property
     def store_address(self) -> str:
-        """The address of its store. It may contain a password."""
+        """The address of the handler's store. The address may contain a password."""
         return self.offsets if isinstance(self.offsets, str) else self.offsets.address
 
     @property
@@ -115,7 +115,7 @@ class Registration:
 
     @property
     def wraps(self) -> tuple[Wrap, ...]:
-        """The wraps around this handler. Raises InvalidHandler if one does not fit it."""
+        """The wraps around this handler. Raises InvalidHandler if a wrap does not fit the handler."""
         return tuple(wrap for scope in self.declared.wraps for wrap in scope if wrap.applies(self.binding.signature))
 
     def plan(self) -> HandlerPlan:
@@ -152,8 +152,8 @@ class Registration:
             )
         if self.options.timeout is not None and self._holds_transaction_in_thread() and not offers.severs:
             raise ConfigurationError(
-                f"{self.name} has timeout=, and takes the transaction of {store}, which cannot be withdrawn from a "
-                f"thread that hangs: make it an async def, or leave timeout= out"
+                f"{self.name} has timeout=, and takes the transaction of {store}, which kconsume cannot end while a "
+                f"hanging thread uses it: make the handler an async def, or leave timeout= out"
             )
         _ = self.wraps
 
@@ -161,8 +161,8 @@ class Registration:
         if self.executor != "inline" or (cause := self._waits_for()) is None:
             return
         raise ConfigurationError(
-            f"{self.name} has {cause}, so it waits, and executor='inline' is for handlers that never wait: the group "
-            f"would lose its member meanwhile; leave executor= out"
+            f"{self.name} has {cause}, so it waits, and executor='inline' is for handlers that never wait: while it "
+            f"waits, nothing polls, and the group may remove this member; leave executor= out"
         )
 
     def _waits_for(self) -> str | None:
@@ -195,6 +195,6 @@ class Registration:
             )
 
     def _holds_transaction_in_thread(self) -> bool:
-        """Whether a call that hangs keeps the transaction open in its thread. A call of an
-        `async def` does not: it is cancelled."""
+        """Whether a call that hangs keeps the transaction open in its thread. The call of an `async def` does not,
+        because it can be cancelled."""
         return self.plan().in_transactions and not self.binding.is_async

@@ -44,7 +44,7 @@ class Resource:
     """The type that handlers and other resources ask for."""
     make: Callable[..., object]
     needs: Mapping[str, object]
-    """The types of the resources that it is made from, by parameter."""
+    """The types of the resources that `make` takes, by parameter."""
     is_default: bool = False
     """True for a resource of kconsume's own. A resource that the user declares for the same type replaces it."""
 
@@ -109,7 +109,7 @@ class ResourceStack:
 
     Args:
         declared: how to make each resource, by type.
-        given: ready objects, by type. They replace declared resources, and are not closed here.
+        given: ready objects, by type, that replace declared resources and are not closed here.
     """
 
     def __init__(self, declared: Mapping[object, Resource], given: Mapping[object, object] | None = None) -> None:
@@ -132,7 +132,7 @@ class ResourceStack:
     async def build(self, wanted: Iterable[object]) -> dict[object, object]:
         """Build the resources of these types and return them by type.
 
-        Plain functions run on the event loop of the caller.
+        Plain functions are called on the event loop that runs this coroutine.
         """
         wanted = list(wanted)
         for resource in self.needed(wanted):

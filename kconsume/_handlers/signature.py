@@ -49,7 +49,7 @@ class Returns(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter after the first one. Its type decides which argument it gets."""
+    """A parameter after the first one. The type decides which argument the parameter gets."""
 
     name: str
     hint: object
@@ -90,7 +90,7 @@ def read(
 
     Args:
         function: the decorated function.
-        names: the local names of the place where it is decorated.
+        names: the local names of the place where the function is decorated.
         decode: what the user passed as `decode=`.
     """
     name = getattr(function, "__name__", repr(function))
@@ -109,12 +109,12 @@ def read(
         columns = Columns(name, item) if form.tabular else None
     elif decode is not None:
         raise InvalidHandler(
-            f"{name} gets {text_of(hints[first.name])} with the bytes as they came, so decode= would do nothing: "
+            f"{name} gets {text_of(hints[first.name])} with undecoded bytes, so decode= would do nothing: "
             f"annotate {first.name} with the type that decode= makes"
         )
     if form is Form.FRAME and _is_async(function):
         raise InvalidHandler(
-            f"{name} is async and gets {first.name}: DataFrame, and every call of Spark would hold up the event loop: "
+            f"{name} is async and gets {first.name}: DataFrame, and every call of Spark would block the event loop: "
             f"write it as a plain def"
         )
     return Signature(
@@ -166,7 +166,7 @@ def _is_async(function: Callable[..., object]) -> bool:
 
 
 def _form(name: str, parameter: str, hint: object) -> tuple[Form, object | None]:
-    """Return the form of a call, and the type that each record is decoded to, if it is decoded."""
+    """Return the form of a call, and the type that each record is decoded to; None if records are not decoded."""
     wanted = bare(hint)
     if wanted is Record or wanted == Record | None:
         return Form.ONE, None
@@ -193,7 +193,7 @@ def _model_of(name: str, parameter: str, hint: object) -> object | None:
     if len(models) > 1 or any(map(is_union, models)):
         raise InvalidHandler(
             f"{name} cannot get {parameter}: {text_of(hint)} with the columns of {' and '.join(map(text_of, models))}: "
-            f"a row has the fields of one model, and a tombstone has none; name one, without None"
+            f"a row has the fields of one model, and a tombstone has none; name one model, without None"
         )
     return models[0] if models else None
 
@@ -203,7 +203,7 @@ def _batch_text(hint: object, columns: Columns | None, model: object) -> str:
 
 
 def _is_table(hint: object) -> bool:
-    """Return whether the type is `pyarrow.Table`. Its name is compared, so that pyarrow is not imported."""
+    """Return whether the type is `pyarrow.Table`. The name is compared, so that pyarrow is not imported."""
     return isinstance(hint, type) and hint.__name__ == "Table" and hint.__module__.partition(".")[0] == "pyarrow"
 
 

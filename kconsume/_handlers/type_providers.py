@@ -1,8 +1,8 @@
 """Types of other packages that handlers can ask for, and who provides them: DataFrames and Spark sessions.
 
-A provider is a module that registers what it provides under the name of the other package. It is imported when an
-annotation from that package is met for the first time, so importing kconsume imports neither the provider nor the
-package. This module must not import a provider, nor a package whose types it knows by name.
+A provider is a module that registers what it provides under the name of the other package. The provider is
+imported when an annotation from that package is read for the first time, so importing kconsume imports neither the
+provider nor the package. This module must not import a provider, nor a package whose types it knows by name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TRANSACTION_ADDRESSES: Mapping[str, str] = {
     "sqlalchemy.ext.asyncio.session.AsyncSession": "PostgresStore(engine=...)",
     "redis.client.Pipeline": "'redis://host/0'",
 }
-"""The `offsets=` that provides a transaction, by the full name of its type, for errors. A store names its own types."""
+"""For errors: the `offsets=` that provides a transaction, by the full name of the transaction's type."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

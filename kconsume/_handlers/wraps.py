@@ -1,6 +1,6 @@
 """Context managers around each call of a handler: `@app.wrap`.
 
-A wrap sees the record and how its handler ended. It cannot change the outcome: an error that it swallows is raised
+A wrap sees the record and how the handler ended. A wrap cannot change the outcome: an error that it swallows is raised
 again, because an offset passes only after its handler returned.
 """
 
@@ -102,7 +102,7 @@ def _kinds(function: Callable[..., object], name: str, parameter: str) -> set[ob
 
 
 def wrapped(signature: Signature, wraps: typing.Sequence[Wrap]) -> Callable[..., object]:
-    """Return the handler's function with wraps around it. It takes the record or the batch as its first argument.
+    """Return the handler's function with wraps around it. The first argument of the result is the record or the batch.
 
     Args:
         signature: the signature of the handler.
@@ -140,10 +140,9 @@ def wrapped(signature: Signature, wraps: typing.Sequence[Wrap]) -> Callable[...,
 
 
 class _WrapFailures:
-    """Sees, inside each wrap, the error that the wrap is about to see.
+    """Keeps the last error that reached a wrap, and raises it again if the wrap swallows it.
 
-    That is the handler's error, or the error of an inner wrap, which may come from the COMMIT of that wrap. The
-    record has failed even if a wrap swallows the error.
+    The error comes from the handler or from an inner wrap, for example from a COMMIT in that wrap.
     """
 
     def __init__(self) -> None:

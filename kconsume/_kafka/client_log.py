@@ -1,7 +1,7 @@
 """The Kafka client's own log, with fewer lines.
 
 While a broker is away, the client logs about twenty lines a second. The first line of each kind is passed on, then one
-every ten seconds. Nothing is lost: the loop reports connection errors itself.
+every ten seconds. The dropped lines are not needed: the loop logs connection errors itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ThinnedLog(logging.Filter):
 
 
 def client_log() -> logging.Logger:
-    """Return the logger for a client."""
+    """Return the logger for a consumer or a producer, with the filter."""
     log = logging.getLogger("kconsume.client")
     if not any(isinstance(f, ThinnedLog) for f in log.filters):
         log.addFilter(ThinnedLog())

@@ -2,7 +2,7 @@
 
     kconsume/1 topic=rIcHkFgCTJyRFNxDBHqwMA at=pX3d_9-Qa.1z     copied from a PostgreSQL store, at epoch 71
     kconsume/1 topic=rIcHkFgCTJyRFNxDBHqwMA at=k                Kafka's own offset: `kafka://`
-    kconsume/1 topic=rIcHkFgCTJyRFNxDBHqwMA store=0123456789ab  by an earlier version: a digest of the store's address
+    kconsume/1 topic=rIcHkFgCTJyRFNxDBHqwMA store=0123456789ab  of an earlier version: a digest of the store's address
 
 Kafka itself keeps only the name of the topic. The part about the store is its kind, a digest of its id and the epoch of
 the row; it is only compared. The text is shorter than 64 bytes, because a broker may allow no more
@@ -33,23 +33,23 @@ KINDS = {"kafka": "k", "postgresql": "p", "postgres": "p", "sqlite": "s", "redis
 
 @dataclass(frozen=True, slots=True)
 class StoreName:
-    """What distinguishes a store from others."""
+    """What identifies a store in commit metadata."""
 
     kind: str
     """A letter of `KINDS`."""
     id: str = ""
-    """A digest of its id, or of its address if it has no id; empty for `kafka://`, which is in the cluster."""
+    """A digest of the store's id, or of its address if it has no id; empty for `kafka://`."""
     place: str = ""
-    """A digest of its address, which earlier versions wrote."""
+    """A digest of the store's address, which earlier versions wrote."""
 
 
 KAFKA = StoreName("k")
-"""`kafka://`, whose offset is the committed one."""
+"""The name of `kafka://`, where the committed offset is the stored offset."""
 
 
 @dataclass(frozen=True, slots=True)
 class MirrorSource:
-    """The store from which an offset was copied, by its metadata."""
+    """The store from which an offset was copied to the group, as the commit metadata names it."""
 
     kind: str | None
     """None in the metadata of an earlier version, which has only the place."""
@@ -78,7 +78,7 @@ def note_of(topic_id: str | None, name: StoreName | None = None, epoch: int | No
 
 
 def numbered(note: str, number: int) -> str:
-    """Return the metadata with the number of a commit, which distinguishes answers to commits of the same offset.
+    """Return the metadata with the number of a commit. The number tells answers to commits of the same offset apart.
 
     If the text would be too long, an epoch of more than six digits is left out.
 

@@ -14,7 +14,7 @@ from kconsume._kafka.fetched import FetchedMessages
 from kconsume.errors import GroupRefused, KconsumeError
 from kconsume.records import Partition
 
-# The commit met a rebalance or a coordinator that moved. The next commit repeats it, if the partition is still owned.
+# The commit met a rebalance or a coordinator that moved. The next commit repeats the offset of an owned partition.
 _REPEATED_LATER = {
     KafkaError.REBALANCE_IN_PROGRESS,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
@@ -26,7 +26,7 @@ _REPEATED_LATER = {
     KafkaError._TRANSPORT,
     KafkaError.STALE_MEMBER_EPOCH,
 }
-# The broker does not know this member, or knows it no longer. The client's callbacks about it follow.
+# The broker does not know this member, or has removed it. The client's rebalance callbacks follow.
 _NOT_A_MEMBER = {
     KafkaError.ILLEGAL_GENERATION,
     KafkaError.UNKNOWN_MEMBER_ID,
@@ -34,14 +34,14 @@ _NOT_A_MEMBER = {
     KafkaError._NO_OFFSET,
     KafkaError._ASSIGNMENT_LOST,
 }
-# The topic was deleted, or may no longer be read. That holds the topic's partitions and no others.
+# The topic was deleted, or this client may not read it. Only the partitions of that topic are held.
 _ABOUT_THE_TOPIC = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.UNKNOWN_TOPIC_OR_PART}
 
 # The answer to a consumer that never joined: the group has members by now, and only they may commit.
 _GROUP_HAS_MEMBERS = {KafkaError.ILLEGAL_GENERATION, KafkaError.UNKNOWN_MEMBER_ID}
 
-# The answer to a commit that was on its way while the group rebalanced. A member that keeps working gets it until it
-# knows the new generation. The member cannot see from here that the rebalance has begun.
+# The answer to a commit that was on its way while the group rebalanced. A member that keeps working gets this answer
+# until it knows the new generation.
 _MET_REBALANCE = {
     KafkaError.REBALANCE_IN_PROGRESS,
     KafkaError.ILLEGAL_GENERATION,
@@ -50,8 +50,6 @@ _MET_REBALANCE = {
 
 
 class OffsetToCommit(NamedTuple):
-    """An offset to commit."""
-
     offset: int
     leader_epoch: int | None
     metadata: str
@@ -71,11 +69,11 @@ class CommitResult(NamedTuple):
     number: int = 0
     """The number that the commit carries in its metadata (`commit_metadata.numbered`)."""
     met_rebalance: bool = False
-    """Whether a rebalance was the only reason. The next commit is sent under the new generation."""
+    """True if the commit was refused only because of a rebalance. The next commit is sent under the new generation."""
 
 
 def met_rebalance(refused: Mapping[Partition, KafkaError]) -> bool:
-    """Return whether something was refused, and all of it only because the group rebalanced."""
+    """Return whether offsets were refused, and each of them only because the group rebalanced."""
     return bool(refused) and all(error.code() in _MET_REBALANCE for error in refused.values())
 
 
@@ -87,14 +85,14 @@ def lasting_refusal(
     Args:
         error: the broker's answer.
         group: the name of the group.
-        subscribed: whether this consumer is a member of the group. One with `partitions=` is not.
-        fetched: knows why the client gave up, if it did.
+        subscribed: whether this consumer is a member of the group. A consumer with `partitions=` is not.
+        fetched: has the reason if the client gave up.
     """
     code = error.code()
     if not subscribed and code in _GROUP_HAS_MEMBERS:
         return GroupRefused(
-            f"group {group!r} has members by now, who share its partitions, and takes no more offsets from a handler "
-            f"with partitions= ({error.str()}); what it handled since its last commit is handled again: give this "
+            f"group {group!r} has members, who share its partitions, so it takes no offsets from a handler "
+            f"with partitions= ({error.str()}); records since its last commit are handled again: give this "
             f"handler a group= of its own, or stop the others and start it again"
         )
     if code in _REPEATED_LATER or code in _NOT_A_MEMBER or code in _ABOUT_THE_TOPIC:

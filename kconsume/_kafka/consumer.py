@@ -1,8 +1,8 @@
 """The Kafka consumer that is a member of the group. This file starts with the story of a rebalance.
 
 `KafkaConsumer` wraps one `confluent_kafka.Consumer`: it subscribes, fetches, assigns at given offsets, commits and
-leaves. It must not decide which records are handled, claim partitions, or open a store: an `AssignmentListener`
-(`_runtime/assignment/assignment.py`) does that inside the callbacks.
+leaves. `KafkaConsumer` must not decide which records are handled, claim partitions, or open a store: an
+`AssignmentListener` (`_runtime/assignment/assignment.py`) does that inside the callbacks.
 
 The story of a rebalance
 ------------------------
@@ -32,8 +32,8 @@ The story of a rebalance
 What the client requires (measured on confluent-kafka 2.16.1)
 -------------------------------------------------------------
 - One thread at a time owns the consumer and calls every method. Another thread's call would wait, possibly for ever.
-- The callbacks run inside `fetch`, `poll` and `close`, on the owner thread. They must not wait for a thread that calls
-  the consumer: that is a deadlock.
+- The callbacks run inside `fetch`, `poll` and `close`, on the owner thread. A callback must not wait for a thread that
+  calls the consumer: that is a deadlock.
 - A callback must not raise, and a signal handler must not either: the exception destroys the records that were just
   fetched, although the client has moved its position past them, and can hang `close()`. `_guarded` keeps the exception,
   and the next `fetch` raises it.
@@ -41,7 +41,7 @@ What the client requires (measured on confluent-kafka 2.16.1)
   exception and which `except BaseException` does not catch.
 - `on_assign` must always assign. If it fails before that, the client assigns at the offsets committed in Kafka.
 - `consume(n, t)` waits the whole `t` unless `n` messages come, so `fetch` uses `consume(n, 0)` and `poll(t)`.
-- `pause` discards prefetched records, and `resume` may take a second. A pause outlives a revoke on the same consumer.
+- `pause` discards prefetched records, and `resume` may take a second. The client keeps a pause across a revoke.
 - The broker checks the member of a commit and not the partition. The caller filters commits by owned partitions.
 - `commit` is asynchronous and `close` is watched, because both can block without end when brokers accept connections
   and do not answer.
@@ -107,11 +107,11 @@ class AssignmentListener(Protocol):
     """
 
     def assigned(self, partitions: list[Partition]) -> Mapping[Partition, StartAt]:
-        """Return where to start each partition. One that is left out is paused until `KafkaConsumer.start_at`."""
+        """Return where to start each partition. A partition that is left out waits for `KafkaConsumer.start_at`."""
         ...
 
     def revoked(self, partitions: list[Partition]) -> None:
-        """Finish these partitions: they are unassigned when this returns."""
+        """Finish these partitions, which are unassigned when this method returns."""
         ...
 
     def lost(self, partitions: list[Partition]) -> None:
@@ -122,8 +122,8 @@ class AssignmentListener(Protocol):
 class KafkaConsumer:
     """A consumer of one group.
 
-    It must be closed. When an open consumer is garbage collected, the client may block the collecting thread for ever:
-    it waits for the answer to a rebalance, and no callback receives that rebalance any more.
+    A consumer must be closed. When an open consumer is garbage collected, the client may block the collecting thread
+    for ever: it waits for the answer to a rebalance, and no callback receives that rebalance any more.
 
     Args:
         settings: all properties of the client.
@@ -152,7 +152,7 @@ class KafkaConsumer:
         self._static = instance is not None
         self._eager = self.protocol is GroupProtocol.EAGER
         self._positions: dict[Partition, StartAt] = {}
-        """The next offset of each assigned partition. Under *eager*, starting one partition assigns all of them."""
+        """The next offset of each assigned partition. Under *eager*, one start assigns all partitions again."""
         self._late_starts: dict[Partition, StartAt] = {}
         """The start of each partition that first waited at `PAUSED_AT_ZERO`."""
         self._has_joined = self._leaving = False
@@ -189,11 +189,11 @@ class KafkaConsumer:
         """Subscribe, or change the subscription of a running consumer: topics that are left out are revoked.
 
         Args:
-            topics: names of topics. One that begins with ^ is a pattern.
+            topics: names of topics. A name that begins with ^ is a pattern.
         """
         if self._subscribed and self.protocol is GroupProtocol.COOPERATIVE:
             # The client calls `on_lost`, not `on_revoke`, for partitions outside its subscription (measured): their
-            # offsets would not be committed. So the old topics stay beside the new ones for one rebalance.
+            # offsets would not be committed. So the old topics stay subscribed for one rebalance.
             self._next_topics, topics = topics, sorted({*self._topics, *topics})
         self._topics = topics
         # Records of topics that are no longer subscribed may still come, so the topic of each record must be read then.
@@ -229,7 +229,7 @@ class KafkaConsumer:
         return int.from_bytes(metadata[len(_METADATA) : len(_METADATA) + 4], sys.byteorder, signed=True)
 
     def generations(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """Return the generation for each of these owned partitions. To be called inside a callback."""
+        """Return the generation for each of these owned partitions. Must be called inside a callback."""
         return dict.fromkeys(partitions, self.generation())
 
     @property
@@ -241,7 +241,7 @@ class KafkaConsumer:
         return self._subscribed and self.protocol is GroupProtocol.CONSUMER and self.generation() > 0
 
     def assume_joined(self) -> None:
-        """Count as joined without an assignment: the broker had time to make one and made none."""
+        """Count as joined without an assignment: the broker had time to assign partitions and assigned none."""
         self.joined = True
 
     # Reading
@@ -333,7 +333,7 @@ class KafkaConsumer:
         partitions.clear()
         if starts:
             self.start_at(starts)
-            self._fetched.waited.difference_update(starts)  # only once: a second such answer is a true one
+            self._fetched.waited.difference_update(starts)  # once: a second such answer is a real fault
 
     def _without_repeats(self, runs: Runs) -> Runs:
         """Return the runs without records that came before.
@@ -355,7 +355,7 @@ class KafkaConsumer:
     # Partitions
 
     def by_member(self, values: Mapping[Partition, V]) -> list[tuple[KafkaConsumer, Mapping[Partition, V]]]:
-        """Return the values by the group member that owns their partitions: here one, in a `SplitConsumer` two."""
+        """Return the values by the group member that owns their partitions. A `SplitConsumer` has two members."""
         return [(self, values)]
 
     def start_at(self, starts: Mapping[Partition, StartAt]) -> None:
@@ -367,7 +367,7 @@ class KafkaConsumer:
         self.ends.difference_update(starts)
 
     def assign_explicitly(self, starts: Mapping[Partition, StartAt]) -> None:
-        """Assign partitions without the coordination of a group. They must have one topic."""
+        """Assign partitions of one topic without the coordination of a group."""
         self.joined = True
         self._fetched.one_topic = next(iter(starts)).topic
         self._start(starts)
@@ -380,7 +380,7 @@ class KafkaConsumer:
             self._consumer.assign([_element(p, start) for p, start in self._positions.items()])
         else:
             self._consumer.incremental_assign([_element(p, start) for p, start in starts.items()])
-        # A pause outlives a revoke on the same consumer, so partitions that are not paused are resumed.
+        # The client keeps a pause across a revoke, so partitions that are not paused are resumed.
         self.pause(p for p, start in starts.items() if start.paused)
         self.resume(p for p, start in starts.items() if not start.paused)
 
@@ -437,7 +437,7 @@ class KafkaConsumer:
     def close(self, patience: float = LEAVE_WITHIN) -> None:
         """Leave the group and close the client.
 
-        It may hang when brokers accept connections and do not answer, so the caller must watch it.
+        This call may hang when brokers accept connections and do not answer, so the caller must watch the time.
 
         Args:
             patience: seconds that leaving may take.
@@ -448,7 +448,7 @@ class KafkaConsumer:
         except KafkaException as error:
             if error.args[0].code() != KafkaError._FATAL:
                 raise
-            # A client that gave up cannot leave its group, but must still be closed. Its reason is kept.
+            # A client that gave up cannot leave its group, but must still be closed. The reason is kept.
         finally:
             self._closing = True
             self._consumer.close()
@@ -459,13 +459,13 @@ class KafkaConsumer:
         """Tell the group that this member leaves.
 
         A client that is closed in the middle of a rebalance sends no LeaveGroup, and the group waits for the end of its
-        session. Unsubscribing alone is not enough: the client delays it to the end of the rebalance, and closing does
-        not wait for that. Of 200 members that only unsubscribed, 12 sent no LeaveGroup; of 300 that were polled until
-        it was sent, none was missing (measured).
+        session. Unsubscribing alone is not enough: the client sends LeaveGroup only after the rebalance, and closing
+        does not wait for that. Of 200 members that only unsubscribed, 12 sent no LeaveGroup. All of 300 members that
+        were polled until it was sent did (measured).
         """
         self._leaving = True
         if self.protocol is GroupProtocol.CONSUMER:
-            # A member whose join is not answered yet sends no leave. Its member id stays for ever.
+            # A member whose join is not answered yet sends no leave, and its member id stays in the group for ever.
             self._poll_until(lambda: self._has_joined or self._joining.passed, deadline)
         self._consumer.unsubscribe()
         if self.protocol is not GroupProtocol.CONSUMER:

@@ -1,12 +1,12 @@
-"""One client producer, the records it carries, and the thread that serves its delivery reports.
+"""One client producer, its records in flight, and the thread that serves its delivery reports.
 
 One daemon thread serves the reports, and sleeps without a timer while no record is in flight. The client takes the
-interpreter lock once for each report. While another thread runs Python code, each time is a change of threads and
-costs more than the record itself. So if no thread waits for a delivery (dead letters), a thread that delivers serves
+interpreter lock once for each report. While another thread runs Python code, each report costs a thread switch, which
+takes longer than sending the record. So if no thread waits for a delivery (dead letters), a thread that delivers serves
 the reports that have arrived. The daemon thread then serves reports only when no delivery has come for a moment.
 
 A producer that reports a fatal error (an idempotent one does so when it no longer knows what was written) fails
-all records that it carries. It is not repaired; `Producer` replaces it.
+all records in flight. Such a producer is not repaired; `Producer` replaces it.
 
 Inside the client, a delivery report is only counted. Futures end on the same thread but outside the client's call, so
 that an exception of their callbacks cannot reach librdkafka.
@@ -278,7 +278,7 @@ class DeliveryThread:
                 self._work.wait()
             return self._producer if self._pending else None
 
-    # Ending deliveries: the thread that removes one from `_pending` ends it
+    # Ending deliveries: the thread that removes a delivery from `_pending` ends its future
 
     def _end(self, deliveries: Iterable[Delivery]) -> None:
         for delivery in deliveries:
@@ -335,13 +335,13 @@ class DeliveryThread:
         return sentence(refusal, str(self._brokers), self._timeout_seconds, self._reason())
 
     def _reason(self) -> str:
-        """Return the last connection error. The error that all brokers are down comes last and names no cause."""
+        """Return the last connection error that names a cause. The error that all brokers are down names none."""
         reasons = [error.str() for error in self._connection_errors if error.code() != KafkaError._ALL_BROKERS_DOWN]
         return f" ({reasons[-1]})" if reasons else ""
 
 
 def _ignore(_: Delivery) -> None:
-    """The callback of a delivery that no thread carries yet."""
+    """The default of `Delivery.finished`."""
 
 
 def _settle(delivery: Delivery, failure: SendFailed | None) -> None:

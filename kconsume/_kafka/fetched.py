@@ -87,7 +87,7 @@ _FIXES_BY_TEXT = {
 
 
 class FetchedMessages:
-    """Sorts messages, and keeps what the client reported beside records.
+    """Sorts messages: returns the records, and keeps what else the client reported.
 
     Args:
         instance: the name of a static member.
@@ -105,13 +105,13 @@ class FetchedMessages:
         self.fault: BaseException | None = None
         """The first error that ends the consumer, until `raise_fault`."""
         self.death: KconsumeError | None = None
-        """Why the client gave up, once it has reported it."""
+        """Why the client gave up, as soon as the client has reported the cause."""
         self.one_topic: str | None = None
         """The topic, if only one is subscribed. Then the partition number identifies a partition."""
         self.named: set[str] = set()
-        """Topics that are subscribed by name. They must exist."""
+        """Topics that are subscribed by name, and so must exist."""
         self.has_patterns = False
-        """Whether patterns are subscribed too. A topic of a pattern may disappear."""
+        """Whether patterns are subscribed too. A missing topic that only a pattern matches is no fault."""
         self.waited: set[Partition] = set()
         """Partitions that wait, or waited, at `PAUSED_AT_ZERO` and had no record since."""
         self.wait_offset_missing: set[Partition] = set()
@@ -207,7 +207,7 @@ class FetchedMessages:
     def _judge(self, error: KafkaError, message: ClientMessage) -> None:
         code, partition = error.code(), _partition_of(message)
         if code == KafkaError._PARTITION_EOF:
-            if partition not in self.stopped:  # else this end is after the records that were dropped
+            if partition not in self.stopped:  # records of a stopped partition were dropped before this end
                 self._reached.add(partition)
                 self.end_offsets[partition] = message.offset() or 0
         elif code == KafkaError._AUTO_OFFSET_RESET and partition in self.waited and message.offset() == 0:
@@ -217,7 +217,7 @@ class FetchedMessages:
         elif code in _NO_SUCH_TOPIC:
             if not self.has_patterns or partition.topic in self.named:
                 self.topic_faults.setdefault(partition.topic, _no_such_topic(partition.topic))
-            # A pattern subscribes to the topics that exist, and may have none yet.
+            # A pattern may match no topic yet, so a missing topic is no fault.
         elif (fault := self.not_authorized(partition, error)) is not None:
             self.topic_faults.setdefault(partition.topic, fault)
         elif code in _FATAL:
@@ -229,7 +229,7 @@ class FetchedMessages:
             self.connection_errors.append(error)
 
     def _stop(self, partition: Partition, fault: KconsumeError) -> None:
-        """Drop further records of the partition. Its first fault counts."""
+        """Drop further records of the partition. Only the first fault of a partition is kept."""
         if partition not in self.stopped:
             self.stopped.add(partition)
             self.faults[partition] = fault
@@ -265,10 +265,9 @@ def _no_such_topic(topic: str) -> TopicNotFound:
 
 def _unreadable(partition: Partition, error: KafkaError) -> UnreadableBatch:
     return UnreadableBatch(
-        f"{partition} has records that cannot be read ({error.str()}): the batch is damaged on the broker or of a form "
-        f"that this client does not know. Nothing was skipped. Restore the log from a replica, or continue after the "
-        f"damaged batch with "
-        f"store.reset(group, {{partition: offset}}), or app.seek(partition, offset)"
+        f"{partition} has records that cannot be read ({error.str()}): the batch is damaged on the broker, or in a "
+        f"format that this client does not know. Nothing was skipped. Restore the log from a replica, or go on after "
+        f"the batch with store.reset(group, {{partition: offset}}), or app.seek(partition, offset)"
     )
 
 

@@ -2,7 +2,7 @@
 
 The client asks to join again every second or two, and reports each refusal as a message without a topic (measured on
 Kafka 4.1: error codes 23, 26 and 81). A refusal that may end, because members are leaving, must last some seconds
-before it counts. Under KIP-848 the same refusals end the client at once (`_kafka/fetched.py`).
+before it counts as final. Under KIP-848 the same refusals end the client at once (`_kafka/fetched.py`).
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import NamedTuple, TypeAlias
 from confluent_kafka import KafkaError
 
 from kconsume._config.group_protocol import COOPERATIVE_STICKY, STRATEGY, ClientValue
-from kconsume._kafka.admin import Group
+from kconsume._kafka.cluster import Group
 from kconsume.errors import GroupRefused
 
 Settings = Mapping[str, ClientValue]
 
 ClientError: TypeAlias = KafkaError
-"""An error of the Kafka client, for rooms that do not import the client."""
+"""An error of the Kafka client, for packages that do not import the client."""
 
 
 class JoinRefusal(NamedTuple):
     """How a refusal is treated, by its code."""
 
     patience: float
-    """Seconds that it must last before it counts."""
+    """Seconds that the refusal must last before it counts as final."""
     sentence: Callable[[str, Settings, Group | None], str]
 
 
@@ -59,7 +59,7 @@ def _session(name: str, settings: Settings, _: Group | None) -> str:
     return (
         f"the brokers refuse session.timeout.ms={settings.get('session.timeout.ms')} for group {name!r}: set it in "
         f"kafka={{...}} within group.min.session.timeout.ms and group.max.session.timeout.ms of the brokers (6000 and "
-        f"1800000 by default), or change those"
+        f"1800000 by default), or change these two settings of the brokers"
     )
 
 
@@ -78,7 +78,7 @@ class RefusedMember:
         self._joins = 0
 
     def lasts(self, code: int, joins: int, now: float) -> bool:
-        """Return whether this refusal has lasted long enough to count.
+        """Return whether this refusal has lasted long enough to count as final.
 
         Args:
             code: the error code.
@@ -100,6 +100,6 @@ def why(error: KafkaError, name: str, settings: Settings, group: Group | None) -
         error: the refusal.
         name: the name of the group.
         settings: the properties of the client.
-        group: the group as the coordinator describes it, if it does.
+        group: the group as the coordinator describes it; None if unknown.
     """
     return GroupRefused(f"{REFUSALS[error.code()].sentence(name, settings, group)} ({error.str()})")

@@ -1,7 +1,7 @@
 """Records that a handler sends: `Outgoing`, `Sender`, and their encoding into bytes.
 
-A record that Kafka would refuse for its form (no topic, no topic name, a value that cannot be encoded, too many bytes)
-is refused here, while the handler runs: then the error belongs to the handler, and nothing was sent. This file must not
+A record that Kafka would refuse (no topic, an invalid topic name, a value that cannot be encoded, too many bytes) is
+refused here, while the handler runs: then the error belongs to the handler, and nothing was sent. This file must not
 read a clock or call the client; `_kafka/producer.py` delivers.
 """
 
@@ -51,7 +51,7 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
 class Sender:
     """Sends records from inside a handler that has a parameter for it: `def reserve(order: Order, sender: Sender)`.
 
-    Records are sent after the handler has returned. If it raises, none is sent.
+    Records are sent after the handler has returned. If the handler raises, no record is sent.
     """
 
     __slots__ = ("_buffer", "_closed", "_max_bytes")
@@ -71,7 +71,7 @@ class Sender:
             headers: a dict, or pairs of a name and a value.
         """
         ready = encoded(Outgoing(value, key, headers, topic), None, self._max_bytes)
-        if self._closed:  # checked last: the handler may return on another thread meanwhile
+        if self._closed:  # checked last: the handler may return while another thread encodes
             raise SendFailed(
                 f"a record to topic {topic!r} was sent after the handler had returned, and would be lost: send it "
                 f"inside the handler, and wait there for the threads that it starts"
@@ -91,7 +91,7 @@ def returned(result: object, to: str, max_bytes: int) -> list[Outgoing]:
 
     Args:
         result: what the handler returned.
-        to: the topic of records that name none.
+        to: the topic of records without a topic of their own.
         max_bytes: the highest number of bytes of a record.
     """
     if not isinstance(result, list):
@@ -120,7 +120,7 @@ def encoded(outgoing: Outgoing, to: str | None, max_bytes: int) -> Outgoing:
 
     Args:
         outgoing: the record.
-        to: the topic of a record that names none.
+        to: the topic of a record without a topic of its own.
         max_bytes: the highest number of bytes of key, value and headers together.
     """
     topic = outgoing.topic if outgoing.topic is not None else to
@@ -160,11 +160,11 @@ def check_size(topic: str | None, value: bytes | None, key: bytes | None, header
 
 
 ORIGIN = "kconsume-origin"
-"""The header that names the record from which a record was made. A consumer recognises a repeat by it."""
+"""The header that names the handled record from which a record was made. Consumers recognise repeats by this header."""
 
 
 RESET = "kconsume-reset"
-"""The header with the partition's reset epoch when the origin was read. With another epoch, a record is no repeat."""
+"""The header with the reset epoch of the handled record's partition. With another epoch, a record is not a repeat."""
 
 
 def origin_prefix(scope: str, message: Message) -> bytes:

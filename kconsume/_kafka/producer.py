@@ -25,7 +25,7 @@ DEFAULTS: Mapping[str, ClientValue] = {
     # A whole slice is handed over and waited for, so lingering gains nothing: at 0, 1 and 5 ms one record took
     # 0.4, 1.5 and 5.6 ms to a nearby broker, and a thousand records 3.6, 3.6 and 7.5 ms (measured).
     "linger.ms": 0,
-    "message.timeout.ms": 60_000,  # default 300 s: a partition would stand still that long without a cause
+    "message.timeout.ms": 60_000,  # default 300 s: a partition would stand still that long before the error is known
     "queue.buffering.max.kbytes": 65_536,  # default 1 GB: memory is bounded even if the broker is slow
     "socket.keepalive.enable": True,  # a dead connection is noticed behind a firewall
 }
@@ -64,8 +64,8 @@ def producer_settings(brokers: str, overrides: Mapping[str, ClientValue]) -> dic
 def letter_settings(brokers: str, overrides: Mapping[str, ClientValue]) -> dict[str, ClientValue]:
     """Return the properties of the producer of dead letters that no handler waits for.
 
-    It sends several letters in one request. Without lingering, its thread is busy all the time while many records fail:
-    200 µs of CPU for a letter on a busy machine, and 12 to 25 µs with lingering (measured).
+    The producer sends several letters in one request. Without lingering, its thread is busy all the time while many
+    records fail: 200 µs of CPU for a letter on a busy machine, and 12 to 25 µs with lingering (measured).
     """
     return producer_settings(brokers, {**_LETTERS, **overrides})
 
@@ -73,7 +73,8 @@ def letter_settings(brokers: str, overrides: Mapping[str, ClientValue]) -> dict[
 def relay_settings(brokers: str, overrides: Mapping[str, ClientValue]) -> dict[str, ClientValue]:
     """Return the properties of the producer that sends outbox rows.
 
-    The client never gives up a record, so records that it sent before an outage are not sent again after it.
+    With `message.timeout.ms=0` the client never gives up a record. So after an outage the client itself finishes the
+    records in flight, and the relay does not send them a second time.
     """
     chosen = {name: value for name, value in overrides.items() if name != "delivery.timeout.ms"}
     return {**producer_settings(brokers, {**RELAY_DEFAULTS, **chosen}), "message.timeout.ms": 0}
@@ -107,7 +108,7 @@ class Producer:
 
     @property
     def largest_batch(self) -> int:
-        """Bytes of the largest batch that the client makes: one large record, or several."""
+        """Bytes of the largest batch that the client makes, of one or several records."""
         settings = self._settings
         return max(int(settings.get("message.max.bytes", 1_000_000)), int(settings.get("batch.size", 1_000_000)))
 
@@ -128,9 +129,9 @@ class Producer:
         """Send records in this order.
 
         The future ends when the broker has confirmed every record, or with `SendFailed`; then some records may have
-        been written, and none is still in flight. The call waits only while the client's queue is full. It raises
-        `SendFailed` if the producer is closed or belongs to another process. A callback of the future runs on the
-        serving thread: it must not wait and must not deliver.
+        been written, and none is still in flight. The call waits only while the client's queue is full. The call
+        raises `SendFailed` if the producer is closed or belongs to another process. A callback of the future runs on
+        the serving thread: it must not wait and must not deliver.
 
         Args:
             outgoing: records that `encoded` returned.

@@ -17,7 +17,7 @@ _TOO_LARGE = (
     "message.max.bytes in kafka={{...}} and max.message.bytes of the topic"
 )
 _FORBIDDEN = "a record to topic {topic!r} was refused ({cause}): give the principal Write on the topic"
-NOT_IN_TIME = "was not confirmed before the app had to stop: it is sent again with its handler"
+NOT_IN_TIME = "was not confirmed before the app had to stop: its handler is called again and sends it again"
 _SENTENCES: Mapping[int, str] = {
     KafkaError.UNKNOWN_TOPIC_OR_PART: _NO_TOPIC,
     KafkaError._UNKNOWN_TOPIC: _NO_TOPIC,
@@ -70,6 +70,6 @@ def sentence(refusal: SendError, brokers: str, patience: float, reason: str) -> 
 def broken(error: KafkaError) -> str:
     """Return the message for a fatal error of the producer."""
     return (
-        f"the producer failed ({error.str()}) and does not know which records were written: they are sent again with "
-        f"their handler; if this error returns, check that the principal may write"
+        f"the producer failed ({error.str()}) and does not know which records were written: their handlers are "
+        f"called again and send them again; if this error returns, check that the principal may write"
     )

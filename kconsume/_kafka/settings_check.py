@@ -12,10 +12,10 @@ from kconsume._config.client_settings import ClientValue
 
 
 class SettingsVerdict(NamedTuple):
-    """The messages of the client. They may contain secrets of the configuration."""
+    """The messages of the client, which may contain secrets of the configuration."""
 
     refused: str | None = None
-    """Why the client does not take the configuration at all."""
+    """Why the client refuses the configuration; None if the client accepts it."""
     warnings: tuple[str, ...] = ()
 
 

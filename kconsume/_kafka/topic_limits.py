@@ -18,13 +18,13 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 from kconsume.backends.outbox.tables import Posted
 
 _FRESH = 10.0
-"""Seconds for which an answer is used."""
+"""Seconds after which the limits of a topic are requested again."""
 _PATIENCE = 2.0
-"""Seconds that rows to a topic wait for the first answer about it."""
+"""Seconds that the first rows to a topic wait for the limits of the topic."""
 _BATCH_FRAME = 100
 _RECORD_FRAME = 40
 _HEADER_FRAME = 12
-"""The highest number of bytes on the wire beside the data: of a batch, of a record, of a header."""
+"""The highest number of bytes on the wire in addition to the data: of a batch, of a record, of a header."""
 
 
 class TopicLimit(NamedTuple):
@@ -33,14 +33,14 @@ class TopicLimit(NamedTuple):
     most_bytes: int
     """The largest batch, `max.message.bytes`."""
     wants_keys: bool = False
-    """Whether it is compacted, and refuses a record without a key."""
+    """Whether the topic is compacted, and so refuses a record without a key."""
 
 
 NO_LIMITS: Final[Mapping[str, TopicLimit]] = {}
 
 
 def divided(limits: Mapping[str, TopicLimit], among: int) -> Mapping[str, TopicLimit]:
-    """Return the part of each limit that one partition may use, because rows of several may share a batch.
+    """Return the part of each limit that one partition may use, because rows of several partitions may share a batch.
 
     Args:
         limits: the limits, by topic.
@@ -64,7 +64,7 @@ def may_refuse(limit: TopicLimit, size: int, *, has_key: bool) -> bool:
 
     Args:
         size: the bytes of the record.
-        has_key: whether it has a key.
+        has_key: whether the record has a key.
     """
     return size + _BATCH_FRAME > limit.most_bytes or (limit.wants_keys and not has_key)
 
@@ -103,7 +103,7 @@ class LimitSource(Protocol):
     """Asks the brokers for the limits of topics."""
 
     def ask_limits(self, topics: Sequence[str]) -> Mapping[str, Future[TopicLimit | None]]:
-        """Return a future for each topic; it ends with None if the brokers do not tell."""
+        """Return a future for each topic; the future returns None if the brokers do not report the limits."""
         ...
 
 

@@ -1,8 +1,8 @@
 """Reads records of a topic without a consumer group: one record, a range of offsets, or all that a topic holds now.
 
 For tools, never for a running consumer. `TopicReader` assigns partitions by hand, so that no member joins a group and
-no offset is committed. It reads up to an end that it knows before it starts, and it knows that offsets have gaps
-(compaction, aborted records, transaction markers): the end of a range may be a gap that no record ever follows.
+no offset is committed. The end of a read is known before it starts. Offsets have gaps (compaction, aborted records,
+transaction markers), so the end of a range may be a gap that no record ever follows.
 Every wait is bounded: `BrokerUnavailable` is raised if no record came for `patience` seconds.
 """
 
@@ -16,7 +16,7 @@ from typing import NamedTuple, cast
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from kconsume._config.client_settings import ClientValue
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._runtime.deadlines import Deadline
 from kconsume.errors import BrokerUnavailable, ConfigurationError
 from kconsume.records import Message, Partition
@@ -56,7 +56,7 @@ class TopicReader:
         Args:
             cluster: where the topics are looked up.
             settings: all properties of a consumer of that cluster (`client_settings`); `isolation.level` is
-                `read_committed` unless they say otherwise.
+                `read_committed` unless the settings say otherwise.
             patience: how many seconds may pass without a record.
         """
         self._cluster = cluster
@@ -100,7 +100,7 @@ class TopicReader:
 
     @contextmanager
     def _consumer(self, what: str) -> Iterator[Consumer]:
-        """A consumer for one read of `what`, which names it in an error."""
+        """Yield a consumer for one read. `what` names the read in errors."""
         try:
             consumer = Consumer(
                 {

@@ -55,7 +55,7 @@ def _deletes_by_age(entries: Mapping[str, ConfigEntry]) -> bool:
 
 
 def delete_records(brokers: str, overrides: Mapping[str, ClientValue], ends: Mapping[Partition, int]) -> None:
-    """Delete the records of each partition below an offset, for good.
+    """Delete the records of each partition below an offset, permanently.
 
     Args:
         ends: by partition, the first offset that stays.

@@ -2,7 +2,7 @@
 
 A producer with a `transactional.id` fences every earlier producer of the same id (KIP-98): `fence` waits until the
 transaction of its predecessor has ended, and the predecessor can write nothing from then on. Failures are raised
-as `TransactionFailed`, with a kind; the caller knows what was being sent and writes the sentence for the user.
+as `TransactionFailed`, with a kind; the caller knows what was being sent, and makes the message for the user.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """One consumer that may be two members of its group: one for the topics of its handlers, one for their side topics.
 
-*Side topics* carry failed records: retry topics and re-drive topics. They are empty most of the time. Assignors that
-balance how many partitions a member has in total (cooperative-sticky, and `uniform` of KIP-848 brokers) count an empty
-partition like any other. Measured: after one re-drive of `orders`, a second process got all partitions of `orders`, and
-the first kept those of `orders.inventory.redrive`. So the side topics have a member of their own. It subscribes to
-nothing else, and each kind of topic is balanced separately. Assignors that spread each topic separately (range,
-roundrobin) need no second member.
+*Side topics* carry failed records: retry topics and re-drive topics. Side topics are empty most of the time. Assignors
+that balance how many partitions a member has in total (cooperative-sticky, and `uniform` of KIP-848 brokers) count an
+empty partition like any other. Measured: after one re-drive of `orders`, a second process got all partitions of
+`orders`, and the first kept those of `orders.inventory.redrive`. So the side topics have a member of their own, which
+subscribes to nothing else, and each kind of topic is balanced separately. Assignors that spread each topic separately
+(range, roundrobin) need no second member.
 
-Both members belong to one loop. Its thread serves both clients, and owned partitions, lanes, commits and limits are
+Both members belong to one loop, whose thread serves both clients. Owned partitions, lanes, commits and limits are
 counted once. A topic's name does not tell which member owns its partitions: the pattern of a handler may match a side
 topic, and a member of an earlier version subscribes to all topics. So this file notes the member to which each
 partition was assigned.
@@ -82,7 +82,7 @@ class SplitConsumer:
 
     @property
     def main_joined(self) -> bool:
-        """Whether the member of the handlers' topics has received an assignment. Other threads read it."""
+        """Whether the member of the handlers' topics has received an assignment. May be read on any thread."""
         return self._main.joined
 
     @property
@@ -125,7 +125,7 @@ class SplitConsumer:
             member.subscribe(topics)
 
     def fetch(self, timeout: float, most: int | None = None) -> Runs:
-        """Return the records that are there. Records of side topics do not end the wait.
+        """Return the records that have arrived. If there are none, wait for a record of the handlers' topics.
 
         Args:
             timeout: seconds to wait for the first record of the handlers' topics.
@@ -142,7 +142,7 @@ class SplitConsumer:
         return [run for member in self._members for run in self._owned(member, member.poll())]
 
     def _owned(self, member: KafkaConsumer, runs: Runs) -> Runs:
-        """Drop records of partitions that the other member now owns. This member may not know yet that it lost them."""
+        """Drop records of partitions that the other member owns. This member may not have noticed the loss yet."""
         return [run for run in runs if self._owners.get(run[0]) is member]
 
     @property
@@ -177,7 +177,7 @@ class SplitConsumer:
     # Partitions
 
     def assign_explicitly(self, starts: Mapping[Partition, StartAt]) -> None:
-        """Assign partitions without the coordination of a group. They must have one topic."""
+        """Assign partitions of one topic without the coordination of a group."""
         self._owners.update(dict.fromkeys(starts, self._main))
         self._main.assign_explicitly(starts)
 
@@ -205,7 +205,7 @@ class SplitConsumer:
         return [(member, part) for member, part in ((self._main, of_main), (self._side, of_side)) if part]
 
     def close(self, patience: float = LEAVE_WITHIN) -> None:
-        """Leave the group with both members. It may hang, like `KafkaConsumer.close`.
+        """Leave the group with both members. This call may hang, like `KafkaConsumer.close`.
 
         Args:
             patience: seconds that leaving may take.

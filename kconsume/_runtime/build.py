@@ -11,7 +11,6 @@ from functools import partial
 
 from kconsume._handlers.compiled import Limit, Runner
 from kconsume._handlers.rate import Limiter
-from kconsume._runtime.handler_loop import HandlerLoop
 from kconsume._runtime.lanes.event_loop import AsyncLanes
 from kconsume._runtime.lanes.inline import InlineLanes
 from kconsume._runtime.lanes.lane import Lane, Lanes, Work
@@ -19,7 +18,6 @@ from kconsume._runtime.lanes.pacing import Pace
 from kconsume._runtime.lanes.reports import LaneReports
 from kconsume._runtime.lanes.threads import ThreadLanes
 from kconsume._runtime.output.publisher import Publisher, Relays
-from kconsume._runtime.ownership import Ownership
 from kconsume._runtime.plan import HandlerPlan, SharedParts
 from kconsume._runtime.processing.blocking_tx import AsyncBegin, off_the_loop
 from kconsume._runtime.processing.dedup import Deduplication
@@ -48,11 +46,11 @@ as dozens of records. In longer transactions, handlers that write to the same ro
 _TRIED = re.compile(r"tried=(\d{1,19})/(\d{1,9})")
 
 
-def pace_of(handler: HandlerPlan, store: OffsetStore, handler_loop: HandlerLoop) -> Pace:
+def pace_of(handler: HandlerPlan, store: OffsetStore) -> Pace:
     """The largest slice of this handler, and how long a slice may take."""
     limit = handler.options.chunk or BATCH
-    if handler.plainly_async:  # an async handler in a transaction would count as waiting all the time
-        return Pace(limit, waits=handler.waits or not handler_loop.lends, target=LOOP_SLICE)
+    if handler.binding.is_async and not handler.in_transactions:
+        return Pace(limit, waits=True, target=LOOP_SLICE)
     if _waits_for_a_server(handler, store):
         return Pace(limit, waits=True, target=TRANSACTION_SLICE)
     return Pace(limit, waits=handler.waits)
@@ -64,16 +62,14 @@ def _waits_for_a_server(handler: HandlerPlan, store: OffsetStore) -> bool:
     return handler.in_transactions and transactional is not None and transactional.parallel != 1
 
 
-def lanes_for(
-    handler: HandlerPlan, store: OffsetStore, reports: LaneReports, ownership: Ownership, shared: SharedParts
-) -> Lanes:
+def lanes_for(handler: HandlerPlan, store: OffsetStore, reports: LaneReports, shared: SharedParts) -> Lanes:
     """Where the chunks of this handler run: on the owner thread, on worker threads, or on the event loop."""
     name, most = f"kconsume-{handler.binding.name}", most_workers(handler, store)
     if handler.executor == "inline":
         return InlineLanes(reports)
     if handler.executor == "async":
         return AsyncLanes(reports, name, most, shared.handler_loop)
-    return ThreadLanes(reports, name, most, ownership)
+    return ThreadLanes(reports, name, most)
 
 
 def most_workers(handler: HandlerPlan, store: OffsetStore) -> int:

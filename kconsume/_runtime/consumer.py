@@ -17,6 +17,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from datetime import UTC, datetime
 from functools import partial
 from queue import SimpleQueue
 
@@ -28,24 +29,25 @@ from kconsume._runtime.assignment.assignment import Assignment
 from kconsume._runtime.assignment.claims import Claims
 from kconsume._runtime.assignment.committer import Committer, GroupCommitter, StoreCommitter
 from kconsume._runtime.assignment.listener_calls import ListenerCalls
-from kconsume._runtime.assignment.partition import OwnedPartition
 from kconsume._runtime.assignment.rebalance_recorder import RebalanceRecorder
 from kconsume._runtime.assignment.topic_checks import TopicChecks
 from kconsume._runtime.background import BackgroundThread
 from kconsume._runtime.build import BATCH, lanes_for, pace_of, tried_before, work_for
-from kconsume._runtime.deadlines import LAST_SAVE_SHARE, REVOKED_OUTBOX_SHARE, Deadline
+from kconsume._runtime.deadlines import LAST_SAVE_SHARE, Deadline
 from kconsume._runtime.lanes.batching import BatchBuffer
 from kconsume._runtime.lanes.lane import Lane
 from kconsume._runtime.lanes.reports import LaneReports
 from kconsume._runtime.loop import Loop
+from kconsume._runtime.observation.event_lines import log_events
+from kconsume._runtime.observation.events import Events, RebalanceEnded
 from kconsume._runtime.output.outbox_relay import OutboxRelay
-from kconsume._runtime.ownership import Ownership
 from kconsume._runtime.plan import ConsumerPlan, HandlerPlan, SharedParts
 from kconsume._runtime.routing import Routes, Wanted
 from kconsume.backends.base import OffsetStore, Position
 from kconsume.backends.capabilities import capabilities_of
 from kconsume.backends.kafka import KafkaStore
 from kconsume.errors import ConfigurationError, KconsumeError, StartTimeout
+from kconsume.rebalance.events import History
 from kconsume.records import Partition
 
 _LATE_CHECK = 60.0
@@ -56,8 +58,8 @@ class RunningConsumer:
     """A consumer that runs.
 
     Fields: set in the constructor, except `_has_subscribed` (owner thread), `wanted` (written by `subscribe` on the
-    caller's thread and by the owner thread; read by both) and `unsent` (written on the owner thread, then by `close`
-    after that thread has ended).
+    caller's thread and by the owner thread; read by both), `_left_in_outbox` (written by `close`, after the owner
+    thread has ended) and `_over` (set by the owner thread once its loop has ended; others wait for it).
     """
 
     def __init__(self, plan: ConsumerPlan, shared: SharedParts, ended: Callable[[], None]) -> None:
@@ -68,16 +70,15 @@ class RunningConsumer:
             ended: called after the loop has ended, on its thread.
         """
         self.plan = plan
-        self.unsent = 0
-        """How many rows were still in the outbox when the consumer ended."""
-        self._handler_loop = shared.handler_loop
-        self._ownership = Ownership(f"kconsume-{plan.group}", ended)
+        self._left_in_outbox = 0
+        self._ended = ended
+        self._over = threading.Event()
         self._background = BackgroundThread(f"kconsume-background-{plan.group}")
         self._saves = None if isinstance(plan.store, KafkaStore) else BackgroundThread(f"kconsume-saves-{plan.group}")
         reports: LaneReports = SimpleQueue()
         owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._relay = _relay_of(plan, shared, owner)
-        self._lanes = {h: lanes_for(h, plan.store, reports, self._ownership, shared) for h in plan.handlers}
+        self._lanes = {h: lanes_for(h, plan.store, reports, shared) for h in plan.handlers}
         self._works = {h: work_for(h, plan.store, plan.group, shared, self._relay) for h in plan.handlers}
         self.routes = Routes((h, h.wanted) for h in plan.handlers)
         self.wanted = {h: h.wanted for h in plan.handlers}
@@ -87,7 +88,12 @@ class RunningConsumer:
             plan.store, plan.cluster, plan.group, owner, lambda topic: self._handler(topic).begin(topic)
         )
         self._topic_checks = TopicChecks(plan.cluster, plan.group, self._claims)
-        self.recorder = RebalanceRecorder(str(plan.protocol))
+        self.history = History(datetime.now(UTC))
+        """The rebalances of this consumer."""
+        self._events = Events()
+        log_events(self._events)
+        self._events.subscribe(RebalanceEnded, lambda event: self.history.add(event.rebalance))
+        self._recorder = RebalanceRecorder(str(plan.protocol), self._events)
         self._listener_calls = ListenerCalls(plan.listeners, shared.handler_loop, f"kconsume-listeners-{plan.group}")
         self.assignment = Assignment(
             self._claims,
@@ -95,7 +101,10 @@ class RunningConsumer:
             self._background,
             self._make_lane,
             self._listener_calls,
-            self.recorder,
+            self._recorder,
+            reports,
+            self._events,
+            self._relay,
             budget=plan.budget,
             shutdown=plan.shutdown,
             grouped=plan.partitions is None,
@@ -106,21 +115,17 @@ class RunningConsumer:
         except BaseException:
             self._close_threads(Deadline(0.0))
             raise
-        committer, mirror = self._committers()
+        self.assignment.attach(self.kafka_consumer, *self._committers())
         self.loop = Loop(
             self.kafka_consumer,
             self.assignment,
-            reports,
-            committer,
-            mirror,
+            self._events,
             memory=plan.memory,
             shutdown=plan.shutdown,
             checkup=self._check_topics,
             has_had=lambda topic: topic in self._topic_checks.seen,
             explain=self._explain,
-            handler_loop=shared.handler_loop if _may_be_lent(plan) else None,
         )
-        self.assignment.attach(self.kafka_consumer, self._finish_revoked)
 
     def _committers(self) -> tuple[Committer, GroupCommitter | None]:
         """The committer that stores the offsets, and the committer of the mirror in the Kafka group if the offsets are
@@ -134,11 +139,16 @@ class RunningConsumer:
         """Start the owner thread."""
         if self._relay is not None:
             self._relay.start()
-        self._ownership.start(lambda: self.loop.run(self._begin), self.loop.resume)
+        threading.Thread(target=self._run, name=f"kconsume-{self.plan.group}", daemon=True).start()
+
+    def _run(self) -> None:
+        self.loop.run(self._begin)
+        self._over.set()
+        self._ended()
 
     def start_timeout(self, seconds: float) -> StartTimeout:
         """The error of a consumer whose first claim was not answered within this time, with the reason."""
-        cause = self.assignment.last_error or self._topic_checks.last_error
+        cause = self.assignment.claiming.last_error or self._topic_checks.last_error
         last = self.loop.last_connection_error
         if cause is not None:
             why = str(cause)
@@ -153,9 +163,14 @@ class RunningConsumer:
         error.__cause__ = cause
         return error
 
+    @property
+    def unsent(self) -> int:
+        """How many rows were still in the outbox when the consumer ended."""
+        return self.assignment.unsent + self._left_in_outbox
+
     def join(self, seconds: float) -> bool:
         """Wait for the end of the loop. Returns whether it has ended."""
-        return self._ownership.wait(seconds)
+        return self._over.wait(seconds)
 
     def close_lanes(self) -> None:
         """Start no more chunks, and cancel async handlers that still run. Works while the owner thread hangs."""
@@ -165,7 +180,7 @@ class RunningConsumer:
     def close(self, deadline: Deadline) -> None:
         """Close the store and the threads, after the owner thread has ended."""
         if self._relay is not None:
-            self.unsent += self._relay.close(deadline)
+            self._left_in_outbox = self._relay.close(deadline)
         self._listener_calls.close(deadline.left)
         if self._saves is not None:
             self._saves.close(deadline.part(LAST_SAVE_SHARE).left)  # before the store is closed
@@ -178,7 +193,7 @@ class RunningConsumer:
         threading.Thread(target=self._close_late, name=f"kconsume-late-{self.plan.group}", daemon=True).start()
 
     def _close_late(self) -> None:
-        while not self._ownership.wait(_LATE_CHECK):
+        while not self._over.wait(_LATE_CHECK):
             pass
         if self._relay is not None:
             self._relay.close(Deadline(0.0))
@@ -211,7 +226,7 @@ class RunningConsumer:
         self.routes.change(handler, wanted)
         if self._has_subscribed:  # else the first subscription, after the retry topics are made, has the change
             if self.assignment.joined:
-                self.recorder.expect("subscription")
+                self._recorder.expect("subscription")
             self._subscribe()
 
     def _subscribe(self) -> None:
@@ -286,19 +301,6 @@ class RunningConsumer:
         self.loop.watch(alone)
         alone.add_done_callback(claim)
 
-    def _finish_revoked(self, leaving: list[OwnedPartition], budget: Deadline) -> int:
-        """Finish revoked partitions, including their outbox rows. Returns how many records were finished."""
-        finished = self.loop.finish_revoked(leaving, budget)
-        kept = 0
-        if self._relay is not None:
-            kept = self._relay.finish([owned.partition for owned in leaving], budget.part(REVOKED_OUTBOX_SHARE))
-        if self.loop.snapshot.state in ("starting", "running"):
-            # Under KIP-848 the partitions of a deleted topic are revoked without an error: check the topics.
-            self.loop.watch(self._check_topics({}), self.loop.hold_topics)
-        else:
-            self.unsent += kept
-        return finished
-
     def _check_topics(self, known: Mapping[str, str]) -> Future[dict[str, KconsumeError]]:
         """Check the topics in the background.
 
@@ -348,7 +350,7 @@ class RunningConsumer:
             epoch=position.epoch,
             start=position.next_offset,
             scope=f"{self.plan.group}:{position.topic_id or partition.topic}",
-            pace=pace_of(handler, self.plan.store, self._handler_loop),
+            pace=pace_of(handler, self.plan.store),
             batch_buffer=None if handler.batching is None else BatchBuffer(handler.batching),
             earlier_attempts=tried_before(position.metadata),
             commits_itself=handler.in_transactions,
@@ -368,12 +370,6 @@ def _may_be_left(store: OffsetStore, lane: Lane) -> bool:
     if offers.fenced is None:
         return False
     return not (lane.commits_itself and offers.transactional is not None and offers.transactional.parallel == 1)
-
-
-def _may_be_lent(plan: ConsumerPlan) -> bool:
-    """Whether the consumer may be lent to the event loop (`Lending`). A consumer with an async listener must not be
-    lent, because the loop would wait for a call on itself."""
-    return all(h.plainly_async for h in plan.handlers) and not any(listener.is_async for listener in plan.listeners)
 
 
 def _relay_of(plan: ConsumerPlan, shared: SharedParts, owner: str) -> OutboxRelay | None:

@@ -1,25 +1,23 @@
 """Gives fetched records to their lanes, one fetch at a time or in batches, and never more than a lane may hold.
 
-All methods are called by the owner of the consumer: the owner thread, or the event loop in a burst (`lanes/lending`).
+All methods are called by the owner thread.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
 
 from kconsume._kafka.fetched import Runs
-from kconsume._runtime.assignment.assignment import Assignment
+from kconsume._runtime.assignment.owned_partitions import OwnedPartitions
 from kconsume._runtime.assignment.partition import OwnedPartition
 from kconsume._runtime.lanes.backpressure import Advice, Backpressure
 from kconsume._runtime.lanes.lane import Chunk, Lane
-from kconsume.records import Message, Partition
 
 
 class Dispatcher:
-    """Gives fetched records to the lanes of an assignment."""
+    """Gives fetched records to the lanes of the partitions of one consumer."""
 
-    def __init__(self, assignment: Assignment, memory: int, most_records: int) -> None:
+    def __init__(self, partitions: OwnedPartitions, memory: int, most_records: int) -> None:
         """memory: bytes that all lanes together may hold.
 
         Args:
@@ -27,16 +25,13 @@ class Dispatcher:
         """
         self.fetch_size: int | None = None
         """How many records to fetch next, to fill batches of the partition that the last records came from."""
-        self._assignment = assignment
+        self._partitions = partitions
         self._memory = memory
         self._most_records = most_records
         self._full: dict[OwnedPartition, float] = {}
         """Partitions with a full lane, each with the time since when it is full."""
         self._batching: set[OwnedPartition] = set()
         """Partitions with records that wait for their batch."""
-        self._undispatched: deque[tuple[Partition, list[Message]]] = deque()
-        """Records that were fetched and have no lane yet. Empty except while a handler blocks the owner thread in
-        `dispatch`. The next owner thread dispatches these records."""
 
     @property
     def has_full_lanes(self) -> bool:
@@ -51,10 +46,6 @@ class Dispatcher:
         """Whether records of the partition wait for their batch."""
         return owned in self._batching
 
-    def is_undispatched(self, partition: Partition) -> bool:
-        """Whether records of the partition were fetched and have no lane yet."""
-        return any(p == partition for p, _ in self._undispatched)
-
     def seconds_until_batch(self) -> float:
         """How long the next batch may still wait for records. 0 if no batch waits for a time."""
         buffers = [owned.lane.batch_buffer for owned in self._batching if owned.lane is not None]
@@ -68,12 +59,9 @@ class Dispatcher:
             runs: the records of each partition, in their order.
             now: when they were fetched.
         """
-        partitions = self._assignment.partitions
+        partitions = self._partitions
         window = Backpressure(self._memory, len(partitions))
-        waiting = self._undispatched
-        waiting.extend(runs)
-        while waiting:
-            partition, run = waiting.popleft()
+        for partition, run in runs:
             owned = partitions.get(partition)
             if owned is None or owned.lane is None:
                 continue  # not our partition: its records are not delivered, so the offset never passes them
@@ -88,7 +76,7 @@ class Dispatcher:
 
     def deliver_batches(self, now: float) -> None:
         """Give the batches that are full or due to their lanes."""
-        window = Backpressure(self._memory, len(self._assignment.partitions))
+        window = Backpressure(self._memory, len(self._partitions))
         for owned in list(self._batching):
             self._deliver_ready(owned, window, now)
 
@@ -96,10 +84,10 @@ class Dispatcher:
         """Pause and resume partitions with full lanes, as `Backpressure` advises. Returns whether the next fetch should
         wait for room."""
         wait = False
-        window = Backpressure(self._memory, len(self._assignment.partitions))
+        window = Backpressure(self._memory, len(self._partitions))
         for owned, since in list(self._full.items()):
             lane = owned.lane
-            if lane is None or self._assignment.partitions.get(owned.partition) is not owned:
+            if lane is None or self._partitions.get(owned.partition) is not owned:
                 del self._full[owned]
                 continue
             pace = lane.pace
@@ -113,9 +101,9 @@ class Dispatcher:
             )
             if advice is Advice.FLOW:
                 del self._full[owned]
-                self._assignment.remove_pause(owned, "pressure")
+                self._partitions.remove_pause(owned, "pressure")
             elif advice is Advice.PAUSE:
-                self._assignment.add_pause(owned, "pressure")
+                self._partitions.add_pause(owned, "pressure")
             wait = wait or (advice is Advice.WAIT and not owned.pause_reasons)
         return wait
 

@@ -46,7 +46,7 @@ from kconsume._runtime.processing.dry_run_tx import (
     opened_on_loop,
 )
 from kconsume._runtime.resource_scope import ResourceScope
-from kconsume._runtime.running import in_thread
+from kconsume._runtime.running_block import in_thread
 from kconsume.backends.memory import MemoryStore
 from kconsume.failures.policy import Policy, Verdict
 from kconsume.records import Message, Partition

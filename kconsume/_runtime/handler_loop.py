@@ -12,7 +12,7 @@ import threading
 from collections.abc import Coroutine
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextvars import Context, copy_context
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from kconsume._event_log import EventLog
 from kconsume._runtime.deadlines import LEAST_LOOP_END_SECONDS
@@ -26,10 +26,6 @@ class HandlerLoop(Protocol):
 
     thread_pool: ThreadPool
     """Threads for work that may block."""
-
-    lends: ClassVar[bool]
-    """Whether the consumer may be lent to the loop for a short time. A rebalance may then happen on the loop and block
-    it for half a second."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
@@ -87,8 +83,6 @@ class EventLoopThread:
     `close` read them without the lock. `_closing` is written by `close`, before it stops the loop, and read on the
     loop's thread.
     """
-
-    lends: ClassVar = True
 
     def __init__(self, name: str) -> None:
         self.thread_pool = ThreadPool(f"{name}-hand")
@@ -150,8 +144,6 @@ class EventLoopThread:
 class CallersLoop:
     """The loop of `async with app.running():`. The loop continues after the block. Handlers begin with the caller's
     context."""
-
-    lends: ClassVar = False
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.thread_pool = ThreadPool("kconsume-hand")

@@ -9,14 +9,21 @@ that enters or leaves the block, it would escape from the block.
 from __future__ import annotations
 
 import contextlib
+import dis
 import signal
+import sys
 import threading
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 
 _AGAIN = 0.01
 """Seconds until the signal is sent again."""
-_ENTERS_AND_LEAVES = {contextlib.__name__, "kconsume.app", "kconsume._runtime.exit_guard", "kconsume._runtime.running"}
+_ENTERS_AND_LEAVES = {
+    contextlib.__name__,
+    "kconsume.app",
+    "kconsume._runtime.exit_guard",
+    "kconsume._runtime.running_block",
+}
 
 
 class Interrupted(BaseException):
@@ -91,17 +98,54 @@ class InterruptibleBlock:
     def _raise(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         if not self._active:
             return
-        self._active = False  # set first: another signal may arrive during the next line and must change nothing
-        if not _is_entering_or_leaving(frame):
+        self._active = False  # set first: another signal may arrive during the next lines and must change nothing
+        if frame is None or _is_entering_or_leaving(frame):
+            self._active = not self._over.is_set()
+        elif _skips_handlers(frame):
+            _raise_at_next_instruction(frame)
+        else:
             raise Interrupted
-        self._active = not self._over.is_set()
 
 
-def _is_entering_or_leaving(frame: FrameType | None) -> bool:
-    if frame is None or frame.f_globals.get("__name__") in _ENTERS_AND_LEAVES:
+def _is_entering_or_leaving(frame: FrameType) -> bool:
+    if frame.f_globals.get("__name__") in _ENTERS_AND_LEAVES:
         return True
-    while frame is not None:
-        if frame.f_code in (InterruptibleBlock.__enter__.__code__, InterruptibleBlock.__exit__.__code__):
+    caller: FrameType | None = frame
+    while caller is not None:
+        if caller.f_code in (InterruptibleBlock.__enter__.__code__, InterruptibleBlock.__exit__.__code__):
             return True
-        frame = frame.f_back
+        caller = caller.f_back
     return False
+
+
+def _skips_handlers(frame: FrameType) -> bool:
+    """True if an exception raised now would skip the `with` and `try` blocks around the loop that `frame` runs.
+
+    The exception tables of CPython 3.12 and 3.13 omit the jump at the end of a `while` loop (python/cpython#130279). A
+    busy loop handles signals at that jump.
+    """
+    if sys.version_info >= (3, 14):
+        return False
+    for instruction in dis.get_instructions(frame.f_code):
+        if instruction.offset == frame.f_lasti and instruction.opcode in dis.hasjrel:
+            return _handler(frame.f_code, instruction.offset) != _handler(frame.f_code, instruction.argval)
+    return False
+
+
+def _handler(code: CodeType, offset: int) -> int | None:
+    """Return where `code` handles an exception of the instruction at `offset`, or None if it does not."""
+    entries = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]  # typeshed does not have it
+    return next((entry.target for entry in entries if entry.start <= offset < entry.end), None)
+
+
+def _raise_at_next_instruction(frame: FrameType) -> None:
+    """Raise `Interrupted` in `frame` at the next instruction that keeps its handlers. Replaces a debugger's tracer."""
+
+    def trace(traced: FrameType, event: str, argument: object) -> None:  # noqa: ARG001
+        if traced is frame and not _skips_handlers(frame):
+            sys.settrace(None)
+            raise Interrupted
+
+    frame.f_trace_opcodes = True
+    frame.f_trace = trace
+    sys.settrace(trace)

@@ -12,7 +12,7 @@ from kconsume._handlers.batches import Batching
 from kconsume._handlers.binding import MOST_BYTES, Binding
 from kconsume._handlers.type_providers import default_resource
 from kconsume._handlers.wraps import Wrap
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._kafka.producer import Producer, RelayProducer
 from kconsume._runtime.deadlines import revoke_budget
 from kconsume._runtime.handler_loop import HandlerLoop
@@ -71,9 +71,7 @@ class HandlerPlan:
         # Spark works in the JVM. The interpreter is free in this time, to fetch and to run other lanes.
         waits_for_spark = any(map(default_resource, self.binding.resources.values()))
         is_limited = self.options.rate is not None or self.options.timeout is not None
-        return (
-            waits_for_its_sends or waits_for_spark or is_limited or (self.binding.is_async and not self.plainly_async)
-        )
+        return waits_for_its_sends or waits_for_spark or is_limited or self.binding.is_async
 
     @property
     def produces(self) -> bool:
@@ -95,11 +93,6 @@ class HandlerPlan:
         """Whether the handler continues while its dead letters are in flight. Possible if a failed record rolls back no
         other record."""
         return not self.in_transactions and not self.binding.sends
-
-    @property
-    def plainly_async(self) -> bool:
-        """Whether the handler is async and runs without transactions."""
-        return self.binding.is_async and not self.in_transactions
 
 
 @dataclass(frozen=True, slots=True)

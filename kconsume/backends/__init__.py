@@ -1,6 +1,6 @@
-"""Offset stores: they keep the positions of a group, each with its own delivery guarantee.
+"""Offset stores. Each store keeps the offsets of consumer groups and has its own delivery guarantee.
 
-The module of a store is imported at the first use of its name.
+The module of a store is imported when its name is first used, so only the drivers that are used must be installed.
 """
 
 from typing import TYPE_CHECKING

@@ -1,14 +1,14 @@
 """The contracts of an offset store, in three levels. A store implements one of these protocols.
 
-    OffsetStore          keeps offsets                               at least once
-    FencedStore          and records who owns a partition            at least once; a zombie cannot commit
-    TransactionalStore   and shares its transaction with handlers    exactly once
+    OffsetStore          keeps offsets                                         at least once
+    FencedStore          also records which consumer owns a partition          at least once; a zombie cannot commit
+    TransactionalStore   also commits handlers' writes and offsets together    exactly once
 
-What a store offers beyond its level is declared: see `capabilities`.
+A store declares everything beyond its level in `Capabilities`.
 
 All methods may block and may be called from several threads at once. No method is called on the thread that polls
 Kafka. A store that cannot be reached raises `StoreUnavailable`, and the caller tries again. A store that finds a newer
-epoch raises `Fenced`, and the caller gives the partition up.
+epoch raises `Fenced`, and the caller stops consuming the partition.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class Position:
 
     Args:
         next_offset: the offset of the next record to handle.
-        epoch: raised by every claim and every reset.
-        topic_id: None if it is unknown. An unknown id never overwrites a known id.
-        owner: who claimed the row last; None after a reset.
-        leader_epoch: of the last handled record. By it the client detects that a log was truncated.
-        metadata: a note for the next owner.
-        updated_at: when the row was changed last.
-        previous: for `save` only: the offset that the row must have.
-        generation: of the Kafka group, at the last claim that named one; None if no claim has named one.
-        reset_epoch: the epoch at which `reset` last set the offset, or at which the row was created again after a
-            `delete`; 0 if never. A record that is handled again after that does not count as a repeat.
+        epoch: the fencing epoch. Every claim and every reset raises it.
+        topic_id: the id of the topic; None if it is unknown. An unknown id never overwrites a known id.
+        owner: the consumer that claimed the row last; None after a reset.
+        leader_epoch: the leader epoch of the last handled record. The client uses it to detect a truncated log.
+        metadata: a text for the next owner, stored beside the offset.
+        updated_at: when the row was last changed.
+        previous: used by `save` only: the offset that the row must have before the save.
+        generation: the generation of the Kafka group at the last claim that gave one; None if no claim gave one.
+        reset_epoch: the epoch of the last `reset`, or of a row that was created again after a `delete`; 0 if there was
+            neither. Records that are handled again after a reset do not count as duplicates.
     """
 
     next_offset: int
@@ -55,13 +55,14 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class ClaimTerms:
-    """What a claim compares with each row, so that a late claim does not fence the current owner.
+    """The conditions of a claim. A row that does not meet these conditions is not claimed, so that a late claim does
+    not fence the current owner.
 
     Args:
-        generation: of the Kafka group (the member epoch under KIP-848), read together with the assignment; above 0. It
-            is 0 if rows are only pinned and any member may claim them later.
-        epochs: the epochs of the rows, read before the broker confirmed the membership. If epochs are given, the claim
-            compares only them: generations start again after a group was deleted, and differ on another cluster.
+        generation: the generation of the Kafka group (the member epoch under KIP-848), read together with the
+            assignment. 0 if the claim only creates missing rows, which any member may claim later.
+        epochs: the epochs of the rows, read before the broker confirmed the membership. If given, only the epochs are
+            compared, because generations start again after a group was deleted, and differ on another cluster.
     """
 
     generation: int
@@ -70,10 +71,10 @@ class ClaimTerms:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The result for a partition that was not claimed. Its row is unchanged.
+    """The result of a claim for a partition that was not claimed. The row of the partition is unchanged.
 
     Args:
-        cause: why it was not claimed.
+        cause: the error that says why the partition was not claimed.
     """
 
     cause: KconsumeError
@@ -81,7 +82,7 @@ class Refused:
 
 Positions: TypeAlias = Mapping[Partition, Position]
 Start: TypeAlias = Callable[[Sequence[Partition]], Positions]
-"""Called by `claim` with the partitions that have no row. Returns the rows to pin."""
+"""A function that `claim` calls with the partitions that have no row. It returns the positions to store for them."""
 
 
 @runtime_checkable
@@ -89,30 +90,31 @@ class OffsetStore(Protocol):
     """Keeps one row for each group, topic and partition number."""
 
     address: str
-    """How a user writes this store, without a password."""
+    """The store's address as a user writes it, without the password."""
 
     guarantee: ClassVar[str]
-    """What the store promises a handler, in one sentence, for the start banner and `check`."""
+    """The delivery guarantee in one sentence, for the text printed at the start and for `kconsume check`."""
 
     def load(self, group: str, partitions: Iterable[Partition]) -> dict[Partition, Position]:
-        """The rows that exist. A partition without a row is left out."""
+        """Return the stored positions. A partition without a row is left out."""
         ...
 
     def save(self, group: str, positions: Positions) -> None:
-        """Move offsets forward, all or none.
+        """Move offsets forward, for all partitions or for none.
 
-        On a fenced store each position carries its epoch and, in `previous`, the offset last seen. The save raises
-        `Fenced` if the row is under another epoch, or if its offset is neither `previous` nor the new offset. (The row
-        is already at the new offset if the answer to an earlier save was lost.) A database that failed over to an
-        earlier state keeps the epoch, and only this comparison protects the lost tail.
+        On a fenced store, each position has the epoch of the caller and, in `previous`, the offset last seen. The save
+        raises `Fenced` if the row has another epoch, or if its offset is neither `previous` nor the new offset. The row
+        already has the new offset if the answer to an earlier save was lost. A database that failed over and lost its
+        last writes may still have the same epoch; only the comparison with `previous` detects the lost writes.
         """
         ...
 
     def reset(self, group: str, offsets: Mapping[Partition, int]) -> None:
-        """Set offsets forward or back, for users.
+        """Set offsets forward or back, as a user asked.
 
-        Raises the epoch, which fences a running consumer, and keeps the new epoch as `reset_epoch`. A store without
-        epochs refuses while a consumer runs. Removes the topic id, because the offset is for the topic that exists now.
+        Raises the epoch, which fences a running consumer, and stores the new epoch as `reset_epoch`. A store without
+        epochs raises an error while a consumer runs. Removes the stored topic id, because the new offset is for the
+        topic that exists at this moment.
         """
         ...
 
@@ -120,12 +122,12 @@ class OffsetStore(Protocol):
         """Delete rows that exist. Raises `StoreError` if the store cannot delete some of them.
 
         Args:
-            partitions: whose rows to delete; None for all of the group.
+            partitions: the partitions whose rows are deleted; None for all rows of the group.
         """
         ...
 
     def groups(self) -> list[str]:
-        """The groups that have rows here, sorted."""
+        """Return the names of the groups that have rows in this store, sorted."""
         ...
 
     def close(self) -> None:
@@ -135,7 +137,7 @@ class OffsetStore(Protocol):
 
 @runtime_checkable
 class FencedStore(OffsetStore, Protocol):
-    """Records the owner of each partition by an epoch that only grows."""
+    """Records the owner of each partition. Each new owner gets a higher epoch, and writes under a lower epoch fail."""
 
     def claim(
         self,
@@ -145,15 +147,15 @@ class FencedStore(OffsetStore, Protocol):
         start: Start,
         terms: ClaimTerms | None = None,
     ) -> dict[Partition, Position | Refused]:
-        """Raise the epoch of every partition and read its position, in one step for all partitions.
+        """Take ownership of partitions: raise the epoch of each and read its position, in one step for all partitions.
 
-        Each partition has its own result. After the return, no `save` and no transaction under an earlier epoch of a
-        claimed partition succeeds.
+        The result has a `Position` for each claimed partition, and `Refused` for each other partition. When this method
+        returns, no `save` and no transaction under an earlier epoch of a claimed partition can succeed.
 
         Args:
-            owner: the name of the claimant, shown to users.
-            start: returns the rows to pin for partitions that have none. If the terms name epochs, partitions without
-                a row are refused instead.
+            owner: the name of the consumer that claims, shown to users.
+            start: returns the positions to store for partitions that have no row. If the terms have epochs, such
+                partitions are refused instead.
             terms: compared with each row first (`claim.accepts`). A row that is newer than the terms is unchanged, and
                 its partition is `Refused` with `Fenced` as the cause. A claimed row gets the generation of the terms.
                 Without terms no claim is refused, and each row keeps its generation.
@@ -161,11 +163,15 @@ class FencedStore(OffsetStore, Protocol):
         ...
 
     def reclaim(self, group: str, epochs: Mapping[Partition, int], owner: str) -> dict[Partition, Position]:
-        """Raise the epochs of partitions that we own under these epochs, and read their positions. Called when the
-        outcome of a commit is unknown.
+        """Raise the epochs of partitions that the caller owns, and read their positions. Called when the outcome of a
+        commit is unknown.
 
-        Raises `Fenced`, and raises no epoch, if one of the partitions is under another epoch or has no row. At the
-        return, every transaction under the old epochs has ended or can no longer commit.
+        Raises `Fenced` and changes no row if one of the partitions has another epoch or no row. When this method
+        returns, every transaction under the old epochs has ended or can no longer commit.
+
+        Args:
+            epochs: the epoch of the caller for each partition.
+            owner: the name of the caller.
         """
         ...
 
@@ -175,51 +181,52 @@ class Tx(Protocol):
 
     @property
     def connection(self) -> object:
-        """The object that the handler gets."""
+        """The object that the handler gets, for instance a `psycopg.Connection`."""
         ...
 
     def advance(self, old: int, new: int, leader_epoch: int | None = None) -> None:
-        """Move the offset of the partition. Raises `Fenced` if the row is not at `old` under our epoch. Called once, as
-        the last statement of the transaction.
+        """Move the offset of the partition. Called once, as the last statement of the transaction.
+
+        Raises `Fenced` if the row does not have the offset `old` and the epoch of this transaction.
 
         Args:
             old: the offset that the row must have.
             new: the offset after the last handled record.
-            leader_epoch: of the last handled record; None if it is unknown.
+            leader_epoch: the leader epoch of the last handled record; None if it is unknown.
         """
         ...
 
     def fault(self, error: BaseException) -> StoreError | None:
-        """The store's error, if the store caused the error with which a handler ended. Called inside the transaction.
+        """Decide whether the store caused the error that a handler raised. Called inside the transaction.
 
         Returns `StoreUnavailable` if the connection broke, `Conflict` if another transaction caused the rollback, and
-        None if the error is the handler's own.
+        None if the handler itself caused the error.
         """
         ...
 
 
 @runtime_checkable
 class TransactionalStore(FencedStore, Protocol):
-    """Hands its own transaction to handlers, and advances the offset in it."""
+    """Gives its transaction to handlers, and moves the offset in the same transaction."""
 
     @property
     def connection_types(self) -> tuple[type, ...]:
-        """The annotations by which a handler asks for the transaction."""
+        """The types of handler parameters that get the transaction, for instance `psycopg.Connection`."""
         ...
 
     @property
     def parallel(self) -> int | None:
-        """How many transactions can run at the same time; None for any number. Further workers would only wait."""
+        """How many transactions can run at the same time; None if there is no limit. More workers would only wait."""
         ...
 
     by_record: ClassVar[bool]
-    """True for a store that applies a transaction record by record. For a handler of single records,
-    `tx.connection.next_record(offset)` must then be called before each record."""
+    """True if the store applies a transaction record by record. Then, if the handler takes single records,
+    `tx.connection.next_record(offset)` must be called before each record."""
 
     def transaction(self, group: str, partition: Partition, epoch: int) -> AbstractContextManager[Tx]:
-        """Begin under `epoch`, or raise `Fenced` if it is stale. Commit at a normal exit, else roll back.
+        """Run a transaction under `epoch`: committed if the block ends normally, rolled back if the block raises.
 
-        Raises `StoreError` if the store fails. Any other error at the exit is attributed to what the handler wrote, for
-        instance to a constraint that is checked at COMMIT.
+        Raises `Fenced` if the epoch is stale, and `StoreError` if the store fails. Any other error of the commit comes
+        from what the handler wrote, for instance from a constraint that is checked at COMMIT.
         """
         ...

@@ -1,9 +1,8 @@
-"""What a store offers beyond the three levels of `base`, declared as one value.
+"""The capabilities of a store beyond its level (see `base`), declared as one value.
 
-A store that offers more than its level has a property `capabilities` that returns a `Capabilities`. A store without
-that property offers its level and nothing else. All other code asks `capabilities_of`: outside this module and the
-conformance suite, no code tests a store or a transaction for a protocol or an attribute. The protocols below say what
-each declared part must do. The conformance suite checks that a store does what it declares.
+A store that can do more than its level has a property `capabilities` that returns a `Capabilities`. All other code
+calls `capabilities_of`, and does not test stores or transactions for protocols or attributes. Most capabilities have a
+protocol below, which says what the store must do. The conformance suite checks that a store does what it declares.
 """
 
 from __future__ import annotations
@@ -25,54 +24,55 @@ if TYPE_CHECKING:
     from kconsume.backends.redis.store import Decision
 
 ALWAYS = 2**63 - 1
-"""In `NamedStore.deleted`: there was no row when the partition was deleted, so the deletion holds at every epoch."""
+"""The result of `NamedStore.deleted` for a partition that had no row when it was deleted. No epoch is higher, so every
+epoch of the partition counts as deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What one store offers.
+    """The capabilities of one store.
 
-    Only this class derives the level (`fenced`, `transactional`) from the methods of the store. The store declares the
-    rest: `Capabilities(self, named=self, severs=True)`. The value of a part that consists of methods of the store is
-    the store itself, typed by the protocol of that part, or None.
+    `fenced` and `transactional` are derived from the methods of the store. The store declares the rest:
+    `Capabilities(self, named=self, severs=True)`. A field such as `named` contains the store itself, typed by the
+    protocol of that capability, or None if the store does not have the capability.
     """
 
     store: OffsetStore
     fenced: FencedStore | None = field(init=False)
-    """The store, if it has the second level."""
+    """The store, if it is a `FencedStore`."""
     transactional: TransactionalStore | None = field(init=False)
-    """The store, if it has the third level."""
+    """The store, if it is a `TransactionalStore`."""
 
     _: KW_ONLY
     async_transactional: AsyncTransactionalStore | None = None
-    """The store has transactions that can be awaited on an event loop."""
+    """The store, if its transactions can be awaited on an event loop."""
     pipelining: PipeliningStore | None = None
-    """The store can send the statements of a handler without waiting for each."""
+    """The store, if it can send a handler's statements without waiting for the result of each statement."""
     outbox: OutboxStore | None = None
-    """The store keeps the records that handlers send until the broker has confirmed them; its transactions are
-    `OutboxTx`."""
+    """The store, if it keeps the records that handlers send until the broker has confirmed these records. The store's
+    transactions are then `OutboxTx`."""
     noting: NotingStore | None = None
-    """The store can keep a note beside a position, such as the number of attempts."""
+    """The store, if it can keep a text beside a position, such as the number of attempts."""
     named: NamedStore | None = None
-    """The store has an id of its own, and records which rows were deleted."""
+    """The store, if it has an id and records which rows were deleted."""
     dry_run: DryRunStore | None = None
-    """The store has transactions that are always rolled back, for `kconsume try`."""
+    """The store, if it has transactions that are always rolled back, for `kconsume try`."""
     async_dry_run: AsyncDryRunStore | None = None
-    """The store has awaited transactions that are always rolled back."""
+    """The store, if it has transactions for `async def` handlers that are always rolled back."""
 
     deciding: DecidingStore | None = None
-    """The store can apply a record in part, and carries out what the user decides about the record."""
+    """The store, if it may apply only a part of a record. The user then decides what to do with that record."""
 
     keeps_letters: bool = False
-    """The store's transactions can keep dead letters in a table: `LetterTx`."""
+    """True if the store's transactions can write dead letters to a table (`LetterTx`)."""
     severs: bool = False
-    """The store's transactions can be taken away from a handler that hangs on a thread: `SeverableTx`."""
+    """True if a transaction can be taken away from a handler that hangs on a thread (`SeverableTx`)."""
     finishes: bool = False
-    """The store's transactions can move the offset in the round trip of the commit: `FinishingTx`."""
+    """True if a transaction can move the offset in the same round trip as the commit (`FinishingTx`)."""
     durable: bool = True
-    """False if the rows are forgotten when the process ends."""
+    """False if the rows are lost when the process ends."""
     location: str | None = None
-    """Where the rows are, if the address is not enough: a relative path is another file on another host."""
+    """Where the rows are, if the address does not say it: the same relative path names another file on another host."""
 
     def __post_init__(self) -> None:
         store = self.store
@@ -81,25 +81,25 @@ class Capabilities:
 
     @property
     def connection_types(self) -> tuple[type, ...]:
-        """The annotations by which a handler asks for the transaction; none if the store has no transactions."""
+        """The types of handler parameters that get the transaction; empty if the store has no transactions."""
         return () if self.transactional is None else self.transactional.connection_types
 
     @property
     def async_connection_types(self) -> tuple[type, ...] | None:
-        """The `connection_types` that are for `async def` only. None if the store makes no difference."""
+        """The `connection_types` that only `async def` handlers may use. None if all handlers may use all types."""
         return None if self.async_transactional is None else self.async_transactional.async_connection_types
 
 
 @runtime_checkable
 class DeclaringStore(OffsetStore, Protocol):
-    """A store that declares what it offers beyond its level."""
+    """A store that declares its capabilities beyond its level."""
 
     @property
     def capabilities(self) -> Capabilities: ...
 
 
 def capabilities_of(store: OffsetStore) -> Capabilities:
-    """The capabilities that the store declares; only its level for a store that declares nothing."""
+    """Return the capabilities of a store. For a store that declares none, the result contains only its level."""
     return store.capabilities if isinstance(store, DeclaringStore) else Capabilities(store)
 
 
@@ -108,54 +108,54 @@ def capabilities_of(store: OffsetStore) -> Capabilities:
 
 @runtime_checkable
 class AsyncTransactionalStore(TransactionalStore, Protocol):
-    """Has transactions that are awaited. On other stores, an `async def` gets a blocking transaction, which another
-    thread runs."""
+    """A store with transactions that are awaited. With any other store, an `async def` handler gets a blocking
+    transaction, which another thread runs."""
 
     @property
     def async_connection_types(self) -> tuple[type, ...]:
-        """The `connection_types` that are for `async def`; the other types are then for `def` only."""
+        """The `connection_types` that only `async def` handlers may use. All other types are for `def` handlers."""
         ...
 
     def async_transaction(self, group: str, partition: Partition, epoch: int) -> AbstractAsyncContextManager[AsyncTx]:
-        """As `transaction`, on the running event loop."""
+        """As `TransactionalStore.transaction`, on the running event loop."""
         ...
 
 
 @runtime_checkable
 class DecidingStore(FencedStore, Protocol):
-    """A store that cannot undo a command. If it applied a record in part, the partition waits for the user to
-    decide."""
+    """A store that cannot undo a command. If the store applied only a part of a record, the partition is not consumed
+    until the user has decided to retry or to skip the record."""
 
     def failures(self, group: str) -> dict[Partition, FailedRecord]:
-        """The failed record of each partition that waits for a decision."""
+        """Return the failed record of each partition that waits for a user's decision."""
         ...
 
     def decide(self, group: str, partition: Partition, what: Decision, *, offset: int | None = None) -> None:
-        """Carry out a decision.
+        """Carry out the user's decision about a failed record.
 
         Args:
-            what: the decision about the record.
-            offset: the offset that the failed record must have; None for any.
+            what: `"retry"` or `"skip"`.
+            offset: the offset that the failed record must have; None if any failed record is meant.
         """
         ...
 
 
 @runtime_checkable
 class PipeliningStore(TransactionalStore, Protocol):
-    """Can send the statements of a handler without waiting for each."""
+    """A store that can send a handler's statements without waiting for the result of each statement."""
 
     def pipelined(self, group: str, partition: Partition, epoch: int) -> AbstractContextManager[Tx]:
         """As `transaction`, but a failed statement or a stale epoch may be reported only at the end. The caller then
-        runs the records again in a `transaction`, to learn which one failed."""
+        runs the records again in a `transaction`, to learn which record failed."""
         ...
 
 
 @runtime_checkable
 class OutboxStore(TransactionalStore, Protocol):
-    """Keeps the records that handlers send until the broker has confirmed them. Its transactions are `OutboxTx`.
+    """A store that keeps the records that handlers send until the broker has confirmed them: the outbox.
 
-    A row belongs to the partition of the record that the handler was handling. The row numbers of a partition grow in
-    the order of its commits, because a partition has one transaction at a time.
+    Transactions of this store are `OutboxTx`. A row belongs to the partition that the handler was consuming. The row
+    numbers of a partition grow in the order of its commits, because a partition has one transaction at a time.
     """
 
     def posted(
@@ -165,11 +165,12 @@ class OutboxStore(TransactionalStore, Protocol):
         most: int,
         targets: Mapping[Partition, Targets] = NO_TARGETS,
     ) -> dict[Partition, list[Posted]]:
-        """The first rows of each partition that is still under its given epoch, in order.
+        """Return the first outbox rows of each partition, ordered by number.
 
         Args:
+            epochs: the epoch of the caller for each partition. A partition that has another epoch is left out.
             most: the highest number of rows for each partition.
-            targets: for a partition named here, only these rows.
+            targets: for each partition in this mapping, return only these rows.
         """
         ...
 
@@ -178,49 +179,49 @@ class OutboxStore(TransactionalStore, Protocol):
         ...
 
     def unowned_rows(self, owner: str, most: int, targets: Targets | None = None) -> list[Posted]:
-        """The first rows that belong to no partition (`outbox.tables.UNOWNED`, of the empty group). Returns no row
-        while another owner sends them.
+        """Return the first rows that `Outbox.send` wrote. These rows belong to no partition. Returns no rows while
+        another app has the lease to send them.
 
         Args:
-            owner: who asks; takes or renews the lease.
+            owner: the name of the caller, which takes or renews the lease.
             most: the highest number of rows.
-            targets: only these rows; None for all.
+            targets: return only rows to these topics; None for all rows.
         """
         ...
 
     def insert_statement(self, outgoing: Outgoing) -> tuple[str, Any]:
-        """The statement, with its parameters, that inserts a row without a partition in a transaction of the user's
-        own. The tables exist when this returns."""
+        """Return the SQL statement and the parameters that insert a record into the outbox, for a transaction of the
+        user. Creates the tables if they do not exist."""
         ...
 
     def forget_origins(self) -> bool | None:
-        """Delete expired origins, a bounded number of them. Returns True if there may be more."""
+        """Delete expired origins of handled records, a limited number per call. Returns True if more may be left."""
         ...
 
 
 @runtime_checkable
 class NotingStore(FencedStore, Protocol):
-    """Can keep a note beside a position, for the next owner, who gets it as `Position.metadata`."""
+    """A store that can keep a text beside a position. The next owner of the partition reads it in
+    `Position.metadata`."""
 
     def note(self, group: str, partition: Partition, epoch: int, text: str) -> None:
-        """Keep the note, unless the partition is under another epoch."""
+        """Store the text. Does nothing if the partition has another epoch."""
         ...
 
 
 @runtime_checkable
 class NamedStore(OffsetStore, Protocol):
-    """Has an id of its own and records which of its rows were deleted. So kconsume can detect a store that lost its
-    rows, or another store at the same address."""
+    """A store that has an id and records which rows were deleted. With these, kconsume detects a store that lost its
+    rows, and another store at the same address."""
 
     def identity(self) -> str:
-        """A random id that is kept beside the rows, and is copied, restored and replicated with them. The first call
-        makes the id."""
+        """The id of the store: random, created at the first use, and stored beside the rows. So a restored backup has
+        the same id."""
         ...
 
     def deleted(self, group: str, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """The epochs up to which `delete` deleted rows, for each partition for which that is known: the epoch of the
-        deleted row, or `ALWAYS` if there was no row. The epochs of a row that was created again do not count as
-        deleted."""
+        """For each partition whose row was deleted: the highest deleted epoch, or `ALWAYS` if there was no row. A row
+        that was created again later has a higher epoch. A partition that was never deleted is left out."""
         ...
 
 
@@ -235,19 +236,19 @@ class DryRunTx(Protocol):
 
 @runtime_checkable
 class DryRunStore(TransactionalStore, Protocol):
-    """Has transactions that change nothing, because they are rolled back."""
+    """A store with transactions that are always rolled back."""
 
     def dry_run(self) -> AbstractContextManager[DryRunTx]:
-        """A transaction as a handler gets it, rolled back at the end."""
+        """A transaction with the same connection that a handler gets, rolled back at the end."""
         ...
 
 
 @runtime_checkable
 class AsyncDryRunStore(AsyncTransactionalStore, Protocol):
-    """Has awaited transactions that change nothing, because they are rolled back."""
+    """A store with transactions for `async def` handlers that are always rolled back."""
 
     def async_dry_run(self) -> AbstractAsyncContextManager[DryRunTx]:
-        """As `DryRunStore.dry_run`, for an `async def`."""
+        """As `DryRunStore.dry_run`, for an `async def` handler."""
         ...
 
 
@@ -256,31 +257,34 @@ class AsyncDryRunStore(AsyncTransactionalStore, Protocol):
 
 @runtime_checkable
 class FinishingTx(Tx, Protocol):
-    """A transaction that can move its offset in the round trip of the commit."""
+    """A transaction that can move its offset in the same round trip as the commit."""
 
     def finish(self, old: int, new: int, leader_epoch: int | None = None) -> None:
-        """As `advance`, if nothing follows in the transaction: a refusal may be raised only at the commit."""
+        """As `Tx.advance`, if no other statement follows before the commit. `Fenced` may be raised only at the
+        commit."""
         ...
 
 
 @runtime_checkable
 class SeverableTx(Tx, Protocol):
-    """A transaction that can be taken away from a handler that hangs: `timeout=` on threads."""
+    """A transaction that can be taken away from a handler that hangs, for `timeout=` of handlers on threads."""
 
     def sever(self) -> None:
-        """Roll back now and release every lock, even while the handler's thread uses the connection. Later calls of the
-        handler are refused. The connection is not used again. Called instead of `advance`; the block then ends with an
-        error."""
+        """Roll back now and release every lock, even while the handler's thread uses the connection.
+
+        Later calls of the handler on the connection fail, and kconsume does not use the connection again. Called
+        instead of `advance`; the block of the transaction then ends with an error.
+        """
         ...
 
 
 @runtime_checkable
 class LetterTx(Tx, Protocol):
-    """A transaction that can store dead letters: `DeadLetter(table=...)`."""
+    """A transaction that can write dead letters to a table, for `DeadLetter(table=...)`."""
 
     def keep(self, table: str, letters: Sequence[Letter]) -> None:
-        """Write each letter once for its group and origin; make the table if it does not exist. Called before
-        `advance`."""
+        """Write dead letters to the table; create the table if it does not exist. If the table has a row for the same
+        group and record, that row is updated. Called before `advance`."""
         ...
 
 
@@ -289,16 +293,18 @@ class OutboxTx(Tx, Protocol):
     """A transaction of an `OutboxStore`."""
 
     def post(self, outgoing: Sequence[Outgoing]) -> None:
-        """Write encoded records, in this order, to be sent after the commit. Called before `advance`."""
+        """Write encoded records to the outbox, in this order. The records are sent after the commit. Called before
+        `advance`."""
         ...
 
     def record_origins(self, origins: Sequence[str]) -> set[str]:
-        """Record that the group has handled these origins. Returns the origins that it had not handled before."""
+        """Store that the group has handled the records with these origins (header `kconsume-origin`). Returns the
+        origins that were not stored before."""
         ...
 
 
 class AsyncTx(Protocol):
-    """An open transaction on an event loop. `Tx` documents the methods."""
+    """An open transaction on an event loop. The methods do the same as those of `Tx`."""
 
     @property
     def connection(self) -> object: ...
@@ -310,14 +316,14 @@ class AsyncTx(Protocol):
 
 @runtime_checkable
 class AsyncLetterTx(AsyncTx, Protocol):
-    """As `LetterTx`, awaited."""
+    """As `LetterTx`, with methods that are awaited."""
 
     async def keep(self, table: str, letters: Sequence[Letter]) -> None: ...
 
 
 @runtime_checkable
 class AsyncOutboxTx(AsyncTx, Protocol):
-    """As `OutboxTx`, awaited."""
+    """As `OutboxTx`, with methods that are awaited."""
 
     async def post(self, outgoing: Sequence[Outgoing]) -> None: ...
 

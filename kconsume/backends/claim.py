@@ -1,5 +1,5 @@
-"""Shared by all fenced stores: the rule for which claims a row accepts, the pinning of missing rows, and the errors for
-refused claims and epochs."""
+"""Code that all fenced stores share: the rule that accepts or refuses a claim, the creation of missing rows, and the
+errors for refused claims and stale epochs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ ClaimResults: TypeAlias = dict[Partition, Position | Refused]
 
 
 def accepts(row: Position | None, partition: Partition, owner: str, terms: ClaimTerms | None) -> bool:
-    """Whether a claim on these terms may take the row. Pure: the caller has locked the row.
+    """True if a claim with these terms may take the row. The caller has locked the row.
 
-    A partition has one owner in each generation. So only its owner may take a row of the same generation. After a
-    reset, which removes the owner, any member may take the row. Any member may take a row without a generation.
+    In one generation of a Kafka group, a partition has one owner. So a row of the same generation may be taken by its
+    owner, and after a reset, which removes the owner, by any member. Any member may take a row of an earlier generation
+    and a row without a generation.
 
     Args:
         row: None if the partition has no row.
-        owner: the name of the claimant.
+        owner: the name of the consumer that claims.
+        terms: None to accept every claim.
     """
     if terms is None:
         return True
@@ -39,14 +41,15 @@ def claim_pinned(
     claim: Callable[[Sequence[Partition], Positions], ClaimResults | Sequence[Partition]],
     terms: ClaimTerms | None = None,
 ) -> ClaimResults:
-    """Claim all partitions. Makes rows for partitions that have none.
+    """Claim all partitions. Creates rows for partitions that have none.
 
     Args:
-        start: returns the rows to pin. Called before and outside `claim`, because `start` asks Kafka, and no row must
-            be locked meanwhile. Not called if the terms name epochs: then no row is made.
+        start: returns the positions to store for partitions that have no row. Called before and outside `claim`,
+            because `start` asks Kafka, and no row must be locked meanwhile. Not called if the terms have epochs,
+            because such a claim creates no rows.
         known: the partitions that have a row.
-        claim: called with the sorted partitions and the rows to pin. Returns the positions. If some partitions have no
-            row, it changes nothing and returns those partitions.
+        claim: called with the sorted partitions and the positions to store. Returns the results. If some partitions
+            have neither a row nor a position to store, `claim` changes nothing and returns these partitions.
     """
     wanted = sorted(partitions)
     have = set(known if terms is None or terms.epochs is None else wanted)
@@ -58,11 +61,11 @@ def claim_pinned(
         answer = claim(wanted, pinned)
         if isinstance(answer, dict):
             return answer
-        missing = answer  # the rows of these partitions were deleted meanwhile; they are pinned now, so the loop ends
+        missing = answer  # the rows of these partitions were deleted meanwhile; the next round creates the rows
 
 
 def granted(answers: Mapping[Partition, Position | Refused]) -> dict[Partition, Position]:
-    """The positions, if all were claimed. Raises the first cause otherwise."""
+    """Return the positions if all partitions were claimed. Otherwise raise the cause of the first refusal."""
     positions: dict[Partition, Position] = {}
     for partition, answer in answers.items():
         if isinstance(answer, Refused):
@@ -82,17 +85,17 @@ def refused(group: str, partition: Partition, terms: ClaimTerms | None, stored: 
 
 
 def fenced(group: str, partition: Partition, epoch: int, stored: Position | None, offset: int | None = None) -> Fenced:
-    """The error for a row that is not under our epoch.
+    """Return the error for a row that has another epoch or offset than this process expects.
 
     Args:
-        epoch: the epoch that we hold.
+        epoch: the epoch under which this process owns the partition.
         stored: the row; None if there is none.
-        offset: the offset that the row should have, if that was compared too.
+        offset: the offset that the row should have; None if only the epoch was compared.
     """
     has = "no row"
     if stored is not None:
         has = f"epoch {stored.epoch} at offset {stored.next_offset}, owner {stored.owner}"
     ours = f"epoch {epoch}" if offset is None else f"epoch {epoch} at offset {offset}"
     return Fenced(
-        f"{partition} of group {group!r} is no longer owned by this process: it holds {ours}, the store has {has}"
+        f"{partition} of group {group!r} is no longer owned by this process: its claim has {ours}, the store has {has}"
     )

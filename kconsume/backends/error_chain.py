@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 
 def causes_of(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and all its causes: also causes that `from None` hides, and those that SQLAlchemy keeps in `orig`."""
+    """The error and all its causes, also causes that `from None` hides, and causes that SQLAlchemy keeps in `orig`."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

@@ -1,10 +1,11 @@
 """`kafka://`: offsets in the Kafka group itself, where Kafka's own tools expect them.
 
-This store reads offsets, and writes them for users and tools. While a group runs, its members commit the offsets
-(`_kafka.consumer`), because the broker accepts commits from members only. A group without members has no other writer,
-so this store moves an offset forward in three steps: read, compare, write.
+This store reads offsets, and writes offsets of groups that have no members. While a group has members, the members
+commit the offsets (`_kafka.consumer`), because the broker then accepts commits from members only. A group without
+members has no other writer, so this store moves an offset forward in three steps: read, compare, write.
 
-The commit metadata (`_kafka.commit_metadata`) names the id of the topic, because Kafka itself keeps only its name.
+The commit metadata (`_kafka.commit_metadata`) contains the topic id, because Kafka stores only the topic name with an
+offset.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 from kconsume._config.client_settings import ClientValue
-from kconsume._kafka.admin import Cluster, Place
+from kconsume._kafka.cluster import Cluster, Place
 from kconsume._kafka.commit_metadata import KAFKA, note_of, topic_id_in
 from kconsume.backends.base import Position, Positions
 from kconsume.errors import BrokerUnavailable, StoreError, StoreUnavailable
@@ -29,9 +30,9 @@ class KafkaStore:
     def __init__(
         self, brokers: str, kafka: Mapping[str, ClientValue] | None = None, *, cluster: Cluster | None = None
     ) -> None:
-        """brokers: `host:port,…` of the cluster.
-
+        """
         Args:
+            brokers: the addresses of the cluster, `host:port,…`.
             kafka: properties of the client.
             cluster: the admin client to use instead of a new one.
         """
@@ -52,14 +53,16 @@ class KafkaStore:
         }
 
     def save(self, group: str, positions: Positions) -> None:
-        """The broker refuses this while the group has members, because members commit themselves."""
+        """Move offsets forward. The broker refuses this while the group has members, because then only members may
+        commit."""
         stored = self.load(group, positions)
         places = {p: _forward(group, p, position, stored.get(p)) for p, position in positions.items()}
         with _as_store_errors():
             self._cluster.set_committed(group, places)
 
     def reset(self, group: str, offsets: Mapping[Partition, int]) -> None:
-        """The broker refuses this while the group has members, because this store has no epoch that fences them."""
+        """Set offsets. The broker refuses this while the group has members; this store has no epoch that fences
+        members."""
         with _as_store_errors():
             self._cluster.set_committed(group, {p: (offset, "") for p, offset in offsets.items()})
 
@@ -82,7 +85,7 @@ class KafkaStore:
 
 @contextmanager
 def _as_store_errors() -> Iterator[None]:
-    """Raise errors of the broker as errors of the store: an unavailable broker is an unavailable store."""
+    """Raise `StoreUnavailable` in place of `BrokerUnavailable`."""
     try:
         yield
     except BrokerUnavailable as error:

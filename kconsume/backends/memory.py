@@ -17,7 +17,7 @@ from kconsume.records import Partition
 
 
 class MemoryStore:
-    """Offsets in memory, fenced as in a database. They are forgotten when the process ends."""
+    """Offsets in memory, fenced as in a database. The offsets are lost when the process ends."""
 
     guarantee: ClassVar[str] = "at least once; offsets are forgotten when the process ends"
 
@@ -25,7 +25,7 @@ class MemoryStore:
         self.address = "memory://"
         self._rows: dict[tuple[str, Partition], Position] = {}
         self._last_epoch = 0
-        """The highest epoch of all deleted rows. Rows made later begin above it, so that no epoch is used twice."""
+        """The highest epoch of all deleted rows. New rows get a higher epoch, so that no epoch is used twice."""
         self._deleted: dict[tuple[str, Partition | None], int] = {}
         """By group and partition: the epoch up to which the row was deleted. The partition None means all partitions
         of the group that had no row."""
@@ -75,7 +75,7 @@ class MemoryStore:
                         else self._claim(group, p, owner, pinned, terms)
                         for p in partitions
                     }
-            # `start` is called outside the lock. Other rows may be deleted meanwhile; the loop pins those rows too.
+            # `start` is called outside the lock. Other rows may be deleted meanwhile, so the rows are read again.
             starts = start(missing)
             pinned.update({p: starts[p] for p in missing})
 
@@ -124,7 +124,7 @@ class MemoryStore:
             return sorted({group for group, _ in self._rows})
 
     def close(self) -> None:
-        """Keeps the rows: they live as long as this object."""
+        """Keeps the rows, which exist as long as this object."""
 
     def _claim(
         self, group: str, partition: Partition, owner: str, pinned: Positions, terms: ClaimTerms | None = None
@@ -142,7 +142,7 @@ class MemoryStore:
         return claiming.accepts(row, partition, owner, terms)
 
     def _record_new_row(self, group: str, partition: Partition) -> None:
-        """Record that the row of a partition is made: at later epochs the partition does not count as deleted."""
+        """Record that the row of a deleted partition is created again: its higher epochs do not count as deleted."""
         if (group, partition) in self._rows:
             return
         if (group, partition) in self._deleted or (group, None) in self._deleted:
@@ -154,14 +154,14 @@ class MemoryStore:
         seen = position.previous is None or at in (position.previous, position.next_offset)
         if row is None or row.epoch != position.epoch or row.next_offset > position.next_offset or not seen:
             raise Fenced(
-                f"{partition} of group {group!r} is no longer owned by this process: it holds epoch {position.epoch} "
-                f"up to offset {position.next_offset}, the store has {row}"
+                f"{partition} of group {group!r} is no longer owned by this process: its claim has epoch "
+                f"{position.epoch} up to offset {position.next_offset}, the store has {row}"
             )
 
     def _check_epoch(self, group: str, partition: Partition, epoch: int) -> None:
         row = self._rows.get((group, partition))
         if row is None or row.epoch != epoch:
             raise Fenced(
-                f"{partition} of group {group!r} is no longer owned by this process: it holds epoch {epoch}, the "
+                f"{partition} of group {group!r} is no longer owned by this process: its claim has epoch {epoch}, the "
                 f"store has {row}"
             )

@@ -22,13 +22,13 @@ SCHEMES = ("kafka", "memory", "postgres", "postgresql", "redis", "rediss", "sqli
 def open_store(
     address: str, *, brokers: str = "localhost:9092", kafka: Mapping[str, ClientValue] | None = None
 ) -> OffsetStore:
-    """The store at an address. Opens no connection yet.
+    """Return the store for an address. Opens no connection.
 
     Args:
         address: `postgresql://host/database`, `sqlite:///file.db`, `redis://host:6379/0`, `kafka://`, `memory://`, or
             the address of a third-party store.
-        brokers: the cluster of `kafka://`.
-        kafka: properties of the client, for `kafka://`.
+        brokers: the addresses of the Kafka cluster, for `kafka://`.
+        kafka: properties of the Kafka client, for `kafka://`.
     """
     scheme = scheme_of(address)
     if scheme == "kafka":
@@ -53,7 +53,8 @@ def open_store(
             from kconsume.backends.postgres.store import PostgresStore
         except ImportError as error:
             raise MissingExtra(
-                f"the store {scheme}:// needs psycopg, and it is not there ({error}): pip install 'kconsume[postgres]'"
+                f"the store {scheme}:// needs psycopg, which cannot be imported ({error}): pip install "
+                f"'kconsume[postgres]'"
             ) from error
         return PostgresStore.from_url(address)
     if scheme in ("redis", "rediss"):

@@ -1,7 +1,7 @@
 """The command line `kconsume`: one module or package for each command, imported when the command is used.
 
-This module holds their order, and how an error ends the process: an error of kconsume is one sentence on standard
-error and the error's own exit code, without a traceback.
+A `KconsumeError` ends the process with the exit code of its class. Its text is printed on standard error, without a
+traceback.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _COMMANDS = {
 
 
 class Commands(CommandGroup):
-    """All commands, in the order in which a user meets them."""
+    """All commands, in the order of `kconsume --help`. Imports a command's module on demand."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  (click's signature)
         return list(_COMMANDS)
@@ -72,23 +72,23 @@ def commands() -> None:
     """Decorate a function, get a production Kafka consumer.
 
     \b
-      kconsume demo                     see it work: one consumer is killed, nothing is lost
+      kconsume demo                     watch a takeover: one consumer is killed, nothing is lost
       kconsume new shop                 make a project: a handler, and a test that passes
       kconsume run shop:app             consume with the App named app in shop.py
-      kconsume check shop:app           show what would run, its guarantees and its faults
+      kconsume check shop:app           show handlers, guarantees, and problems to correct
       kconsume send orders '{"id": 1}'  write a record by hand
       kconsume try shop:app orders/3@1042
                                         run a handler on that record, and roll back
-      kconsume dlq list shop:app        show which records became dead letters, and why
-      kconsume dlq redrive shop:app     show which of them would pass today; --yes sends them back
-      kconsume outbox list shop:app     show what has not been sent yet, and what blocks it
+      kconsume dlq list shop:app        count dead letters, by topic and cause
+      kconsume dlq redrive shop:app     try dead letters again; --yes sends them back
+      kconsume outbox list shop:app     show outbox rows that are not sent yet, and why
       kconsume broker shop              start a Kafka in memory, with nothing to install
 
-    APP is written MODULE:ATTRIBUTE, as in shop.consumers:app. The attribute is app by default. Set KCONSUME_APP to
-    leave APP out.
+    Write APP as MODULE:ATTRIBUTE, such as shop.consumers:app. The default ATTRIBUTE is app. If APP is left out, the
+    variable KCONSUME_APP names the app.
     """
 
 
 def main() -> None:
-    """The program `kconsume`."""
+    """Entry point of the program `kconsume`."""
     commands(prog_name="kconsume")

@@ -1,6 +1,6 @@
-"""From `shop:app` on the command line to the user's `App`.
+"""Loads the `App` that a command line names, such as `shop:app`.
 
-Imports the user's module, and explains why an import failed. Runs nothing of the app.
+Imports the user's module, and explains an import that fails. Does not run the app.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _PACKAGE = str(Path(kconsume.__file__).parent)
 
 
 def load(text: str | None) -> App:
-    """The `App` of a module.
+    """Return the `App` that a user names. Raises `ConfigurationError` if it cannot be imported.
 
-    Sets `KCONSUME_APP` to the full name, for the command that a failure prints.
+    Sets `KCONSUME_APP` to MODULE:ATTRIBUTE: the report of a failed record prints a `kconsume try` command with it.
 
     Args:
-        text: MODULE:ATTRIBUTE; the attribute is `app` if it is left out.
+        text: MODULE or MODULE:ATTRIBUTE. The default ATTRIBUTE is `app`.
     """
     module_name, _, attribute = (text or "").partition(":")
     if not module_name:
@@ -89,15 +89,15 @@ def _not_found(name: str) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """The place in the user's own files, as `, in shop.py, line 3`; empty if there is none."""
+    """Where the error was raised in the user's files, as `, in shop.py, line 3`. Empty if in none of them."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
     if isinstance(error, SyntaxError):
-        return ""  # its text names the place
+        return ""  # the text of a SyntaxError has the file and the line
     return f", in {_short(frames[-1].filename)}, line {frames[-1].lineno}" if frames else ""
 
 
 def _trace(error: Exception) -> str:
-    """The traceback from the user's first frame on."""
+    """The formatted traceback, without the frames before the user's first frame."""
     trace = error.__traceback__
     while trace is not None and not _is_users(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
@@ -110,6 +110,6 @@ def _is_users(file: str) -> bool:
 
 
 def _short(file: str | None) -> str:
-    """The path as a user in this folder would write it."""
+    """The path relative to the current folder, if it is inside this folder."""
     path, here = Path(file or "?"), Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -22,11 +22,11 @@ class HandlerInApp(NamedTuple):
 
 
 def handler_of(app: App, topic: str, name: str | None) -> HandlerInApp:
-    """The one handler of a topic.
+    """Return the only handler of a topic. Raises `ConfigurationError` if there are none or several.
 
     Args:
-        topic: what it handles.
-        name: the handler's name; needed where handlers of several groups take the topic.
+        topic: the topic of the records.
+        name: the handler's name; needed if handlers of several groups take the topic.
     """
     parts = [
         HandlerInApp(consumer, handler)
@@ -45,21 +45,21 @@ def handler_of(app: App, topic: str, name: str | None) -> HandlerInApp:
 
 
 def record_scope(consumer: ConsumerPlan, topic: str) -> str:
-    """The beginning of `Record.id`, the same as in a run: the group and the topic's id."""
+    """The prefix of `Record.id`, `group:topic_id`, the same as in a run."""
     return f"{consumer.group}:{consumer.cluster.topic_ids([topic])[topic] or topic}"
 
 
 def dry_run(app: App, part: HandlerInApp, scope: str, built: Mapping[object, object] | None = None) -> DryRun:
-    """Runs a handler on records of a topic, in transactions that are rolled back.
+    """Return a `DryRun`, which runs a handler on records of one topic, in transactions that are rolled back.
 
     Args:
-        scope: what the ids of the records begin with (`record_scope`).
-        built: resources that exist already; the others are built for each run.
+        scope: the prefix of the records' ids (`record_scope`).
+        built: resources that are built already. The others are built for each run.
     """
     declared = app.declared
     resources = DryRunResources(declared.resources, {**declared.ready_resources, **(built or {})}, app.shutdown)
     return DryRun(
-        # Raise the handler's error, also if a run would retry or skip the record.
+        # With "stop", an error is always reported. The handler's own policy may retry or skip the record.
         dataclasses.replace(part.handler, policy=Policy("stop")),
         scope,
         resources,

@@ -21,15 +21,15 @@ from kconsume.cli.render import table
 from kconsume.errors import EmbeddedBrokerError
 
 _LIMITS = (
-    "It lives in memory on this machine, and ends after eight hours without a client.",
-    "It keeps the last 5 MB or so of each partition, and answers no admin requests.",
-    "A classic group takes session.timeout.ms less a second to rebalance, a KIP-848 group a moment.",
-    "For transactions, static members and timestamps, trust a real Kafka only.",
+    "The broker keeps everything in memory, and ends after eight hours without a client.",
+    "It keeps about the last 5 MB of each partition, and does not answer admin requests.",
+    "A rebalance takes session.timeout.ms minus one second in a classic group, a moment in a KIP-848 group.",
+    "Test transactions, static members and timestamps on a real Kafka.",
 )
 
 
 class Seen(msgspec.Struct):
-    """A broker as it was found. If it does not tell its topics, `topics` is None, and `trouble` says why."""
+    """The state of a broker. `topics` is None if the broker does not answer; `trouble` then says why."""
 
     name: str
     bootstrap: str | None = None
@@ -54,12 +54,12 @@ def _parse_topics(_: click.Context, option: click.Parameter, values: tuple[str, 
     for value in values:
         topic, _colon, partitions = value.partition(":")
         if not topic or not (partitions or "4").isdecimal():
-            raise click.BadParameter(f"{value!r} is not written like orders or orders:4", param=option)
+            raise click.BadParameter(f"{value!r} is not NAME or NAME:PARTITIONS, as in orders:4", param=option)
         topics.append((topic, int(partitions or 4)))
     return topics
 
 
-@click.command(short_help="A Kafka to develop against, in memory, with nothing to install.")
+@click.command(short_help="Start a Kafka in memory for development, with nothing to install.")
 @click.argument("name", required=False)
 @click.option(
     "--topic",
@@ -68,15 +68,16 @@ def _parse_topics(_: click.Context, option: click.Parameter, values: tuple[str, 
     metavar="NAME[:PARTITIONS]",
     callback=_parse_topics,
     show_default="no topic; 4 PARTITIONS",
-    help="Make this topic, if it does not exist. May be repeated.",
+    help="Create this topic, if it does not exist. May be repeated.",
 )
 @click.option("--stop", is_flag=True, help="Stop the broker. Its topics and records are lost.")
 @json_option
 def broker(name: str | None, topics: list[tuple[str, int]], stop: bool, as_json: bool) -> None:
-    """A Kafka to develop against, in memory, with nothing to install.
+    """Start a Kafka in memory for development, with nothing to install.
 
-    It is a process of its own, which all your programs share by its NAME. This command starts the broker if it is not
-    running, makes the topics you ask for, and shows its address. Without NAME, it lists the running brokers.
+    The broker is a process of its own. All programs that use its NAME share it. This command starts the broker if it is
+    not running, creates the topics you ask for, and shows the broker's address. Without NAME, it lists the running
+    brokers.
 
     \b
       kconsume broker shop --topic orders:4     start it, with a topic
@@ -90,7 +91,7 @@ def broker(name: str | None, topics: list[tuple[str, int]], stop: bool, as_json:
         _print(_Listing([seen for each in names() if (seen := _look(each))]), as_json)
     elif stop:
         if topics:
-            raise click.UsageError("--topic makes a topic, and --stop deletes all topics: give one of the two")
+            raise click.UsageError("--topic creates a topic, and --stop deletes all topics: give one of the two")
         _print(_stop(name), as_json)
     else:
         _print(_show(name, topics), as_json)

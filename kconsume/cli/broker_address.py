@@ -1,4 +1,4 @@
-"""From the address of a cluster to one that a client can connect to; never starts an embedded broker."""
+"""Resolves the address of a cluster for a Kafka client. Does not start an embedded broker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def connect_address(brokers: str) -> str:
 
 
 def check_running(brokers: str) -> None:
-    """Raises `ConfigurationError` if this is an embedded broker that does not run: its records are gone."""
+    """Raise `ConfigurationError` for an embedded broker that is not running: its records are lost with its memory."""
     if not brokers.startswith(_EMBEDDED):
         return
     from kconsume._embedded.named_broker import find
@@ -30,11 +30,11 @@ def check_running(brokers: str) -> None:
     name = brokers.removeprefix(_EMBEDDED)
     if not name:
         raise ConfigurationError(
-            "the app uses embedded://, a broker inside the process that ran it, and its records are gone with that: "
-            "name it to share it, as in App('embedded://shop', ...)"
+            "the app uses embedded://, a broker inside the app's own process, and its records ended with this process: "
+            "name the broker to share it, as in App('embedded://shop', ...)"
         )
     if find(name) is None:
         raise ConfigurationError(
-            f"the embedded broker {name!r} is not running, and its records are gone: start it with "
-            f"`kconsume broker {name}`, and produce them again"
+            f"the embedded broker {name!r} is not running, and its records are lost: start it with "
+            f"`kconsume broker {name}`, and produce the records again"
         )

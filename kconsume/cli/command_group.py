@@ -1,4 +1,4 @@
-"""A group of commands that suggests the command a user may have meant."""
+"""A click group that suggests the nearest command for a mistyped one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 
 class CommandGroup(click.Group):
-    """Lists its commands in the order of their definition, and answers a mistyped command with the nearest one."""
+    """Lists commands in the order of their definition. The error for a mistyped command names the nearest one."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  (click's signature)
         return list(self.commands)

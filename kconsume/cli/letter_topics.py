@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, TypeAlias
 
 from kconsume._config.client_settings import ClientValue, client_settings
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._kafka.topic_reader import RecordPlace, TopicReader
 from kconsume.backends.dead_letters.reader import CauseSummary, PurgeSelection
 from kconsume.cli.broker_address import connect_address
@@ -23,8 +23,8 @@ from kconsume.records import Partition, Record, record_of
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Failing: TypeAlias = tuple[str, int, int]
-"""Tells one failure of a record from its next one: the origin, the reset epoch under which the record was read, and how
-often it had been sent back."""
+"""Identifies one failure of a record: its origin, the reset epoch under which it was read, and how often it had been
+sent back."""
 
 
 class TopicSummary(NamedTuple):
@@ -46,11 +46,11 @@ class TopicPurge(NamedTuple):
     behind: int
     """Letters of the selection that are behind a record that stays."""
     ends: Mapping[Partition, int]
-    """By partition, the first offset that stays."""
+    """For each partition, the first offset that stays."""
 
 
 class LetterTopics:
-    """The topics of dead letters of one cluster. Connects at the first question."""
+    """The topics of dead letters of one cluster. The first call of a method connects."""
 
     def __init__(self, brokers: str, kafka: Mapping[str, ClientValue]) -> None:
         """
@@ -62,10 +62,10 @@ class LetterTopics:
         self.kafka = kafka
 
     def summary(self, topic: str, since: datetime | None = None, group: str | None = None) -> TopicSummary:
-        """The letters of a topic by where they came from and why they failed.
+        """Count the letters of a topic by the topic of their records and by cause.
 
         Args:
-            since: only letters since then, by the time of their record: the record's own time, or the time when the
+            since: only letters from this time on. The time of a letter is the time of the record, or the time when the
                 letter was written if the topic has `LogAppendTime`.
             group: only letters that failed in this consumer group.
         """
@@ -88,11 +88,11 @@ class LetterTopics:
         return TopicSummary(records, [replace(causes[key], sent_back=counts[key]) for key in sorted(causes)], others)
 
     def records(self, topic: str) -> Iterator[Record]:
-        """All records that the topic holds now, in the order of each partition, without aborted ones."""
+        """All records that the topic holds now, in the order of each partition, without aborted transactions."""
         return (record_of(message, "") for message in self._reader().topic(topic))
 
     def letter(self, place: RecordPlace) -> Letter:
-        """The letter at this place; `ConfigurationError` if there is none."""
+        """The letter at this place. Raises `ConfigurationError` if there is none."""
         letter = letter_in(record_of(self._reader().record(place), ""))
         if letter is None:
             raise ConfigurationError(
@@ -102,7 +102,7 @@ class LetterTopics:
         return letter
 
     def sent_back(self, groups: Collection[str]) -> set[Failing]:
-        """The failures that were sent back to these groups. Each group has its own topics for that."""
+        """The failures that were sent back to these groups. Each group has redrive topics of its own."""
         endings = tuple(redrive_topic("", group) for group in groups)
         if not endings:
             return set()
@@ -120,7 +120,7 @@ class LetterTopics:
         return sent
 
     def purgeable(self, topic: str, selection: PurgeSelection) -> TopicPurge:
-        """What a purge deletes: of each partition, the letters of the selection up to the first record that stays.
+        """What a purge deletes: in each partition, the letters of the selection before the first record that stays.
 
         A record that is no dead letter always stays.
         """
@@ -166,7 +166,7 @@ class LetterTopics:
 
 
 def letter_in(record: Record) -> Letter | None:
-    """The letter that a record is; None for a record that is no letter."""
+    """Read a dead letter from its record. None if the record has no header `kconsume-origin`."""
     headers = read_added_headers(record.headers)
     if "origin" not in headers:
         return None
@@ -189,12 +189,12 @@ def letter_in(record: Record) -> Letter | None:
 
 
 def failing_of(letter: Letter) -> Failing:
-    """The failure that a letter is about."""
+    """The failure that a letter describes."""
     return letter.origin, letter.reset_epoch, letter.redriven
 
 
 def _number(text: str | None) -> int:
-    """-1 for a text that is not a number: others may have written such headers."""
+    """The number, or -1 for any other text, because other programs may have written the header."""
     return int(text) if text is not None and text.isdecimal() and text.isascii() else -1
 
 
@@ -204,7 +204,7 @@ def _moment(text: str) -> datetime | None:
     except (ValueError, OverflowError):
         pass
     try:
-        return datetime.fromisoformat(text).astimezone(UTC)  # as `kconsume failed dead-letter` writes it
+        return datetime.fromisoformat(text).astimezone(UTC)  # the format of `kconsume failed dead-letter`
     except (ValueError, OverflowError):
         return None
 

@@ -25,7 +25,7 @@ _ORDER = '{"sku": "tea", "quantity": 2}'
 
 
 class Made(msgspec.Struct):
-    """The files that were made, and the commands to run next; printed as it is with `--json`."""
+    """The files that were made, and the commands to run next. `--json` prints it."""
 
     folder: str
     files: list[str]
@@ -38,8 +38,8 @@ class Made(msgspec.Struct):
 def new(name: str, as_json: bool) -> None:
     """Make a folder NAME with a project to start from.
 
-    It has a typed handler that writes through a SQLite transaction, a test of the handler that passes, a README and a
-    pyproject.toml. It runs at once, on an embedded broker.
+    The project has a typed handler that writes through an SQLite transaction, a test of the handler that passes, a
+    README and a pyproject.toml. It runs on an embedded broker, without a Kafka to install.
 
     \b
       kconsume new shop
@@ -80,7 +80,7 @@ def _files(package: str) -> dict[str, str]:
 
 
 def _package(name: str) -> str:
-    """The package's name; `ConfigurationError` if Python cannot use it, or another package has it."""
+    """The name of the package. Raises `ConfigurationError` if it is invalid, or another package has it."""
     if not _NAME.fullmatch(name):
         raise ConfigurationError(
             f"{name!r} cannot name a project: use up to 40 letters, digits, - and _, starting with a letter and not "
@@ -146,7 +146,7 @@ def _print(made: Made) -> None:
         click.echo(f"  {made.folder}/{file}")
     click.echo()
     click.echo(f"  {test}")
-    click.echo("      runs its tests; if pytest is missing: python -m pip install pytest")
+    click.echo("      runs the tests; if pytest is missing: python -m pip install pytest")
     click.echo(f"  {run}")
     click.echo("      consumes, and starts again when you edit the handler")
     click.echo(f"  {send}")

@@ -16,19 +16,20 @@ Command = TypeVar("Command", bound=Callable[..., object])
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 app_argument = click.argument("app", required=False, envvar=VARIABLE, metavar="[APP]")
-"""APP, which `load` takes; `KCONSUME_APP` by default."""
+"""The argument APP, for `app_loader.load`. The default is `KCONSUME_APP`."""
 
 optional_app_argument = click.argument("app", required=False, metavar="[APP]")
-"""APP of a command that also works without an app, on `source_options`. Such a command reads `KCONSUME_APP` itself."""
+"""The argument APP of a command that also works with `source_options` alone. It has no default, because
+`KCONSUME_APP` must not override these options: the command reads the variable itself."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
 def source_options(what: str) -> Callable[[Command], Command]:
-    """The options that say where to look if no APP is named: `--brokers`, `--group`, `--offsets`.
+    """The options `--brokers`, `--group` and `--offsets`. They name the cluster and the store if no APP is named.
 
     Args:
-        what: whose store `--offsets` is, as in "the table".
+        what: what the command looks for in that store, for the help text of `--offsets`, such as "the outbox".
     """
 
     def add(command: Command) -> Command:
@@ -37,7 +38,7 @@ def source_options(what: str) -> Callable[[Command], Command]:
                 "--offsets",
                 metavar="ADDRESS",
                 show_default="KCONSUME_OFFSETS",
-                help=f"The store of {what}, if no APP is named.",
+                help=f"The store that has {what}, if no APP is named.",
             ),
             click.option(
                 "--group", metavar="NAME", show_default="every group of the app", help="Only this consumer group."
@@ -64,16 +65,16 @@ table_option = click.option(
 
 
 def yes_option(what: str) -> Callable[[Command], Command]:
-    """The flag without which a command only shows what it would do.
+    """The flag `--yes`. Without it, a command only shows what it would do.
 
     Args:
-        what: what the command does with it.
+        what: a sentence that says what the command does with `--yes`.
     """
     return click.option("--yes", is_flag=True, help=f"{what} Without --yes, nothing is changed.")
 
 
 def parse_time(_: click.Context, option: click.Parameter, text: str | None) -> datetime | None:
-    """The time that an option names: ISO 8601, in UTC if it has no zone, or how long ago, as in `1h`."""
+    """Parse a time in ISO 8601 (UTC if it has no zone), or an age such as `1h`, which means one hour ago."""
     if text is None:
         return None
     try:

@@ -18,7 +18,7 @@ import msgspec
 
 from kconsume._config import environment
 from kconsume._config.client_settings import ClientValue, side_client
-from kconsume._kafka.admin import Cluster, Group, GroupMember
+from kconsume._kafka.cluster import Cluster, Group, GroupMember
 from kconsume._kafka.outgoing import is_topic_name
 from kconsume.app import App
 from kconsume.cli.app_loader import VARIABLE, load
@@ -33,7 +33,7 @@ from kconsume.records import Partition
 _PATIENCE = 10.0
 _WITHOUT_BROKER = "kconsume plan assignment --members 3 --partitions orders=12 --join 1"
 _BROKERS_OWN = {"uniform": "sticky"}
-"""Assignors of KIP-848 brokers that have another name here; their `range` is called the same."""
+"""Server-side assignors of KIP-848 that have another name in kconsume. `range` has the same name in both."""
 
 
 class Change(msgspec.Struct):
@@ -41,21 +41,21 @@ class Change(msgspec.Struct):
 
     member: str
     now: list[str] | None
-    """None if it joins."""
+    """The partitions before the change; None if the member joins."""
     then: list[str] | None
-    """None if it leaves."""
+    """The partitions after the change; None if the member leaves."""
     gains: list[str]
     loses: list[str]
 
 
 class Planned(msgspec.Struct):
-    """The answer of one assignor."""
+    """The effect of the change with one assignor."""
 
     assignor: str
     partitions: int
-    """The partitions that carry load. Those of side topics (retry and redrive topics) are counted apart."""
+    """The number of partitions, without those of side topics (retry and redrive topics), which are counted apart."""
     moves: int
-    """How many of these partitions would move from one member to another."""
+    """How many of the `partitions` would move from one member to another."""
     skew_now: float
     skew_then: float
     members: list[Change]
@@ -65,7 +65,7 @@ class Planned(msgspec.Struct):
 
 
 class Plans(msgspec.Struct):
-    """The result of `plan assignment`; printed as it is with `--json`."""
+    """The result of `plan assignment`, which `--json` prints."""
 
     group: str | None
     """None for an invented group."""
@@ -84,22 +84,22 @@ class _GroupBefore:
     members: Sequence[Member]
     partitions: Sequence[Partition]
     names: Mapping[str, Collection[str]]
-    """The words by which the user can name each member."""
+    """For each member, by its id: all names by which `--leave` finds the member."""
     group: str | None = None
     brokers: str | None = None
     assignor: str | None = None
-    """The group's own assignor, if it is one of kconsume's."""
+    """The assignor that the group uses, if kconsume has it."""
     side: frozenset[str] = frozenset()
-    """The side topics among the topics of the partitions."""
+    """The topics of `partitions` that are side topics."""
     side_member_of: Mapping[str, str] = field(default_factory=dict)
-    """For a process that is two members: the member with the side topics, by the member with the load."""
+    """For each process with two members: the id of the side member, by the id of the main member."""
 
     @property
     def topics(self) -> frozenset[str]:
         return frozenset(p.topic for p in self.partitions)
 
     def joining(self, count: int) -> Iterator[Member]:
-        """New members for `count` more processes, like those that are there."""
+        """The members of `count` more processes: two for each process if the present processes have two."""
         is_split = bool(self.side_member_of)
         for new in _numbered("~new", count):
             yield Member(new, self.topics - self.side if is_split else self.topics)
@@ -107,7 +107,7 @@ class _GroupBefore:
                 yield Member(side_client(new), self.side)
 
     def under(self, assignor: Assignor) -> Sequence[Member]:
-        """The members with their partitions; in an invented group, the partitions that this assignor gives them."""
+        """The members with their partitions. In an invented group, this assignor gives them their partitions first."""
         if self.group is not None:
             return self.members
         given = assignor(self.members, self.partitions)
@@ -128,7 +128,7 @@ def _parse_partitions(_: click.Context, option: click.Parameter, values: tuple[s
     for value in values:
         topic, _equals, count = value.partition("=")
         if not is_topic_name(topic) or not count.isdecimal() or int(count) == 0:
-            raise click.BadParameter(f"{value!r} is not written like orders=12", param=option)
+            raise click.BadParameter(f"{value!r} is not TOPIC=N, as in orders=12", param=option)
         counts[topic] = int(count)
     return counts
 
@@ -154,7 +154,7 @@ def _parse_partitions(_: click.Context, option: click.Parameter, values: tuple[s
     multiple=True,
     metavar="MEMBER|N",
     show_default="none",
-    help="This member leaves, or the last N members. May be repeated.",
+    help="This member leaves. With a number: the last N members leave. May be repeated.",
 )
 @click.option(
     "--members",
@@ -195,14 +195,15 @@ def assignment(
       kconsume plan assignment --members 3 --partitions orders=12 --join 1
                                                          without a broker: an invented group
 
-    A member is named by its id, the beginning of its id, its client.id or its group.instance.id. A new member is named
-    ~new-1, which comes last in the order of ids; with range and roundrobin the answer depends on that order.
+    Name a MEMBER by its id, client.id or group.instance.id, or by the beginning of one of them. A new member has the id
+    ~new-1, which is the last in the order of ids. The assignors range and roundrobin depend on this order.
 
-    The cluster does not tell who subscribes to what, so each member is assumed to subscribe to all topics of the group.
-    But a process with retry or redrive topics is two members, and one of them has only those topics. The two join and
-    leave together, and partitions of those topics are shown apart, because they carry almost no load.
+    The cluster does not report which member subscribes to which topic. So each member is assumed to subscribe to all
+    topics of the group. But a process with retry or redrive topics has two members, and the second one has only these
+    topics. Both members join and leave together. Retry and redrive topics carry almost no load, so their partitions are
+    shown in a table of their own.
 
-    Exit code 0 if there is an answer, 2 if there is no such group, member or assignor.
+    Exit code 0 if the plan was shown, 2 if there is no such group, member or assignor.
     """
     for name in assignors:
         assignor_named(name)
@@ -224,7 +225,6 @@ def assignment(
 
 
 def _planned(group_before: _GroupBefore, name: str, joining: int, gone: Collection[str]) -> Planned:
-    """The answer of one assignor."""
     assignor = assignor_named(name)
     before = group_before.under(assignor)
     after = [*(member for member in before if member.id not in gone), *group_before.joining(joining)]
@@ -232,7 +232,7 @@ def _planned(group_before: _GroupBefore, name: str, joining: int, gone: Collecti
     moving = moved(before, answer)
 
     def part(topics: frozenset[str]) -> tuple[_Shares, _Shares]:
-        """The partitions of these topics by member, now and then."""
+        """The partitions of these topics by member, before and after the change."""
         now = {m.id: sorted(p for p in m.owned if p.topic in topics) for m in before if m.topics & topics}
         then = {m.id: sorted(p for p in answer[m.id] if p.topic in topics) for m in after if m.topics & topics}
         return now, then
@@ -310,12 +310,12 @@ def _invented(members: int, counts: Mapping[str, int]) -> _GroupBefore:
 
 
 def _numbered(word: str, count: int) -> list[str]:
-    """`member-01` to `member-12`: with zeros, so that the order of ids is that of the numbers."""
+    """`member-01` to `member-12`: padded with zeros, so that the ids sort by number."""
     return [f"{word}-{number:0{len(str(count))}}" for number in range(1, count + 1)]
 
 
 def _group_of(app: App, wanted: str | None) -> tuple[str, frozenset[str]]:
-    """The app's group, and the topics that it subscribes to. Handlers with `partitions=` are not members of it."""
+    """The app's group, and its topics. Handlers with `partitions=` are left out, because they join no group."""
     groups: dict[str, set[str]] = {}
     for registration in app.registrations:
         if registration.partitions is None:
@@ -326,7 +326,7 @@ def _group_of(app: App, wanted: str | None) -> tuple[str, frozenset[str]]:
         raise ConfigurationError(f"the app has several groups: choose one with --group {' or '.join(sorted(groups))}")
     if wanted is None or wanted not in groups:
         raise ConfigurationError(
-            f"the app has no handler that shares partitions in {'a group' if wanted is None else f'group {wanted!r}'}"
+            f"the app has no handler that joins {'a group' if wanted is None else f'group {wanted!r}'}"
             f"{': it has ' + ', '.join(sorted(groups)) if groups else ''}"
         )
     return wanted, frozenset(groups[wanted])
@@ -335,8 +335,8 @@ def _group_of(app: App, wanted: str | None) -> tuple[str, frozenset[str]]:
 def _real(brokers: str, kafka: Mapping[str, ClientValue], name: str, topics: frozenset[str]) -> _GroupBefore:
     if brokers.startswith("embedded://"):
         raise ConfigurationError(
-            f"{brokers} is an embedded broker, which cannot list the members of a group: ask a real broker, or "
-            f"invent a group: {_WITHOUT_BROKER}"
+            f"{brokers} is an embedded broker, which cannot list the members of a group: name a real broker, or "
+            f"plan for an invented group: {_WITHOUT_BROKER}"
         )
     cluster = Cluster(brokers, kafka, patience=_PATIENCE)
     found = cluster.group(name)
@@ -369,11 +369,11 @@ def _real(brokers: str, kafka: Mapping[str, ClientValue], name: str, topics: fro
 
 
 def _pairs(members: Sequence[GroupMember], side: frozenset[str]) -> dict[str, str]:
-    """For each process that is two members: the member with the side topics, by the other one
-    (`_kafka/two_member_consumer.py`).
+    """For each process with two members (`_kafka/two_member_consumer.py`): the id of the side member, by the
+    id of the main member.
 
-    The cluster does not tell who subscribes to what, but a side member's client.id is made from the client.id of the
-    other. Several processes may have the same client.id: then it does not matter which pair is whose.
+    The cluster does not report subscriptions. But the client.id of a side member is made from the client.id of the main
+    member. Processes with the same client.id are interchangeable: their members are paired in the order of their ids.
     """
     free: dict[str, list[str]] = {}
     for member in sorted(members, key=_id, reverse=True):
@@ -395,7 +395,7 @@ def _wanted(
 
 
 def _id(member: GroupMember) -> str:
-    # Clients order static members by the name that outlives a restart (KIP-345).
+    # Clients sort static members by group.instance.id, which stays the same after a restart (KIP-345).
     return member.instance or member.id
 
 
@@ -409,12 +409,13 @@ def _no_group(name: str, cluster: Cluster) -> ConfigurationError:
 def _check_stable(name: str, group: Group) -> None:
     if not group.members:
         raise ConfigurationError(
-            f"group {name!r} has no members now, so nothing can move: start them, or invent a group: {_WITHOUT_BROKER}"
+            f"group {name!r} has no members now, so nothing can move: start some, or plan for an invented group: "
+            f"{_WITHOUT_BROKER}"
         )
     if group.state != "stable":
         raise ConfigurationError(
             f"group {name!r} is in the middle of a rebalance ({group.state.replace('_', ' ')}), and its partitions "
-            f"are not assigned yet: ask again in a moment"
+            f"are not assigned yet: run this command again in a moment"
         )
 
 
@@ -479,7 +480,7 @@ def _cells(change: Change) -> list[str]:
 
 
 def _ranges(written: Sequence[str]) -> str:
-    """`orders/0-3,7 payments/2`: hundreds of names would not fit into a table."""
+    """Partitions as ranges, as in `orders/0-3,7 payments/2`, because a table has no room for hundreds of names."""
     topics = groupby(map(Partition.parse, written), key=lambda p: p.topic)
     return " ".join(f"{topic}/{_spans([p.number for p in same])}" for topic, same in topics)
 

@@ -1,9 +1,9 @@
 """`kconsume run --reload`: runs the app in a child process, and restarts the child when a Python file changes.
 
-The parent does not import the app, so code that cannot be imported ends the child, and the parent keeps watching. A
-child that has ended is restarted at the next change. Signals are passed on one for one: the child has a process group
-of its own, because a Ctrl-C from the terminal and from here would be two signals, and the second one ends the child at
-once. A child whose parent was killed notices that by the pipe between them, and drains.
+The parent does not import the app. Code that cannot be imported ends the child only, and the parent starts a new child
+at the next change. The child has a process group of its own, so that a Ctrl-C in the terminal reaches the parent only,
+and the parent passes it on. If the child got the signal twice, it would end at once, without draining. If the parent is
+killed, its end of a pipe closes, and the child drains.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from types import FrameType
 from kconsume._event_log import EventLog
 
 _BUDGET = 27.0
-"""Seconds for a child to end: the 25 of `App(shutdown=)` by default, and two more."""
+"""Seconds that a child has to end: the default of `App(shutdown=)`, which is 25, and two more."""
 _TICK = 0.25
 _SHOWN = 3
 _SKIPPED_FOLDERS = {"__pycache__", "node_modules", "site-packages"}
@@ -32,17 +32,17 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _log = EventLog("reload")
 
 Snapshot = Mapping[str, tuple[int, int]]
-"""Each file with its time of modification and its size."""
+"""The modification time and the size of each file, by its path."""
 
 
 def run_and_reload(app: str, options: Sequence[str]) -> int:
-    """Run `kconsume run APP` until a signal ends it. Returns the exit code of the last child.
+    """Run `kconsume run APP`, again after each change, until a signal. Returns the exit code of the last child.
 
     Args:
         options: further options for each child.
     """
-    # -B: Python compares a file with its cached bytecode by size and second of modification, so it would run old code
-    # if a file was changed twice in one second.
+    # -B writes no bytecode cache. Python compares the cache with its source by size and second of modification, so it
+    # would run old code if a file was changed twice in one second.
     command = [sys.executable, "-B", "-m", "kconsume", "run", app, *options]
     return Reloader(command, folders(app.partition(":")[0])).run()
 
@@ -51,11 +51,11 @@ def follow(lifeline: int) -> None:
     """Called in the child. When the parent process ends, send this process SIGTERM, so that the app drains.
 
     Args:
-        lifeline: the end of the pipe to read from.
+        lifeline: the read end of a pipe whose other end only the parent has.
     """
 
     def watch() -> None:
-        os.read(lifeline, 1)  # nothing is ever written; it returns when the other end is closed
+        os.read(lifeline, 1)  # nothing is ever written: `read` returns when the parent's end closes
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="kconsume-lifeline", daemon=True).start()
@@ -76,7 +76,7 @@ class Reloader:
     def run(self) -> int:
         with self._passing_signals_on(), _pipe() as lifeline:
             while True:
-                files = snapshot(self._folders)  # before the start, so that a change in between is noticed
+                files = snapshot(self._folders)  # before the start, so that a change during the start is noticed
                 child = self._start(lifeline)
                 if changed := self._await_change(child, files):
                     _log.info("restarting app", files=_listed(changed))
@@ -89,7 +89,7 @@ class Reloader:
         child = self._child = subprocess.Popen(
             [*self._command, "--lifeline", str(lifeline)], pass_fds=[lifeline], process_group=0
         )
-        if self._signals:  # it came before there was a child
+        if self._signals:  # the signal came before this child
             child.send_signal(self._signals[0])
         return child
 
@@ -103,13 +103,13 @@ class Reloader:
                 return changed
             if not reported and child.poll() is not None:
                 reported = True
-                _log.info("app ended", exit_code=_exit_code(child), hint="it starts again when a file changes")
-            time.sleep(max(_TICK, 10 * (time.monotonic() - began)))  # a scan takes a tenth of the time at most
+                _log.info("app ended", exit_code=_exit_code(child), hint="the app starts again when a file changes")
+            time.sleep(max(_TICK, 10 * (time.monotonic() - began)))  # scan for a tenth of the time at most
         return []
 
     def _end(self, child: subprocess.Popen[bytes]) -> int:
         if self._signals:
-            child.wait()  # the child has its own deadline; further signals are passed on
+            child.wait()  # no timeout: the child has its own deadline, and gets further signals
             return _exit_code(child)
         self._restarting = True
         child.terminate()
@@ -139,7 +139,7 @@ class Reloader:
             return
         if len(self._signals) > 2:
             child.kill()
-        elif not (self._restarting and len(self._signals) == 1):  # the child is draining already
+        elif not (self._restarting and len(self._signals) == 1):  # already draining; a second signal would end it
             child.send_signal(number)
 
 
@@ -152,7 +152,7 @@ def folders(module: str) -> list[Path]:
     if str(here) not in sys.path:
         sys.path.insert(0, str(here))
     try:
-        found = importlib.util.find_spec(module.partition(".")[0])  # of a top-level name, which imports nothing
+        found = importlib.util.find_spec(module.partition(".")[0])  # for a top-level name, this imports nothing
     except (ImportError, ValueError):
         found = None
     origin = None if found is None or found.origin is None else Path(found.origin)
@@ -175,7 +175,7 @@ def _python_files(folder: str) -> Iterator[tuple[os.DirEntry[str], tuple[int, in
     try:
         entries = list(os.scandir(folder))
     except OSError:
-        return  # it was removed, or this user may not read it
+        return  # the folder was removed, or this user may not read it
     if any(entry.name == "pyvenv.cfg" for entry in entries):
         return
     for entry in entries:
@@ -187,7 +187,7 @@ def _python_files(folder: str) -> Iterator[tuple[os.DirEntry[str], tuple[int, in
                 state = entry.stat()
                 yield entry, (state.st_mtime_ns, state.st_size)
         except OSError:
-            continue  # it was removed meanwhile
+            continue  # the file was removed meanwhile
 
 
 def _listed(files: Sequence[str]) -> str:
@@ -203,7 +203,7 @@ def _exit_code(child: subprocess.Popen[bytes]) -> int:
 
 @contextmanager
 def _pipe() -> Iterator[int]:
-    """The end to read from. Only this process has the other end, so it is closed when this process ends in any way."""
+    """Yield the read end of a pipe. Only this process has the other end, so that end closes when this process ends."""
     reading, writing = os.pipe()
     try:
         yield reading

@@ -25,7 +25,7 @@ def show_record(place: RecordPlace, record: Record) -> None:
 
 
 def readable(data: bytes | None) -> str:
-    """Bytes as text, if they are UTF-8, or else as Python writes them; cut after `LONGEST` characters."""
+    """Bytes as text if they are UTF-8, or else as their `repr`; cut after `LONGEST` characters."""
     if data is None:
         return "(null)"
     try:
@@ -37,7 +37,7 @@ def readable(data: bytes | None) -> str:
 
 
 def plain(text: str) -> str:
-    """The text without control characters, which would change the terminal: its author is unknown."""
+    """Escape control characters. In a text from a record, they could send commands to the terminal."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 

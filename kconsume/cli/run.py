@@ -40,8 +40,8 @@ def run(
 ) -> None:
     """Consume with the handlers of APP, until SIGTERM, Ctrl-C or a failure.
 
-    Then the running handlers finish, offsets are committed, the process leaves the group, and a report says how far it
-    came; all within the app's shutdown= (25 seconds by default). A second signal ends the process at once.
+    To stop, the process lets running handlers finish, commits offsets, leaves the group, and prints a report. This
+    takes at most the app's shutdown= (25 seconds by default). A second signal ends the process at once.
 
     \b
       kconsume run shop:app
@@ -51,10 +51,10 @@ def run(
 
     \b
     Exit codes
-      0      it was stopped, and everything was drained
-      1      a handler failed, or the broker or the store; the report says how to repeat the failure
+      0      the app was stopped, and everything was drained
+      1      a handler, the broker or the store failed; the report says how to repeat the failure
       2      the configuration cannot work; nothing was consumed
-      3      shutdown= was over with work unfinished; the work is done again after the next start
+      3      shutdown= passed with unfinished work; the work is done again after the next start
       128+n  a second signal, n, ended the drain
     """
     if reload and app:

@@ -1,7 +1,7 @@
 """`kconsume schema`: shows the SQL of an offset store's tables, or runs it.
 
-A service makes its tables itself if its role may. This command is for a service whose role may not: it prints the SQL,
-or runs it with another role. The store's package defines the tables.
+A service creates its tables itself if its role has the right. This command is for a service whose role lacks it: it
+prints the SQL, or runs the SQL with another role. The store's package defines the tables.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ Command = TypeVar("Command", bound=Callable[..., object])
 
 
 class Tables(msgspec.Struct):
-    """The tables of one store; printed as they are with `--json`."""
+    """The tables of one store, as `--json` prints them."""
 
     store: str
-    """Its address, with no password in it."""
+    """The address of the store, without a password."""
     version: int | None
-    """Of the tables that exist; 0 if there are none, None for a store without tables."""
+    """The version of the tables that exist; 0 if there are none, None for a store without tables."""
     wanted: int | None
     """The version that this kconsume writes."""
     said: str
@@ -51,7 +51,7 @@ class Tables(msgspec.Struct):
 def schema() -> None:
     """The tables that keep offsets.
 
-    A service makes and migrates the tables when it first connects, if its role may create tables. Otherwise you do:
+    A service creates and migrates the tables when it first connects, if its role has the right. Otherwise run:
 
     \b
       kconsume schema show shop:app                     print the SQL that is still to be run
@@ -61,7 +61,7 @@ def schema() -> None:
 
 
 def _shared(command: Command) -> Command:
-    """What both commands take: an app or an address, and `--json`."""
+    """The parameters of both commands: an app or an address, and `--json`."""
     command = json_option(command)
     command = click.option(
         "--offsets",
@@ -72,18 +72,18 @@ def _shared(command: Command) -> Command:
     return app_argument(command)
 
 
-@schema.command(short_help="The SQL that brings the tables to this version.")
+@schema.command(short_help="Print the SQL that brings the tables to this version.")
 @_shared
 @click.option(
     "--since",
     type=click.IntRange(min=0),
     show_default="the version in the database",
-    help="The SQL from this version on, without asking the database; 0 is all of it.",
+    help="Print the SQL from this version on, without asking the database; 0 prints all of it.",
 )
 def show(app: str | None, offsets: str | None, since: int | None, as_json: bool) -> None:
     """Print the SQL that brings the tables of APP's stores to the version of this kconsume. Changes nothing.
 
-    Everything else is printed as an SQL comment, so that the output can be piped to psql.
+    Other output is printed as SQL comments, so that all of it can be piped to psql.
     """
     print_tables([shown(store, since) for store in _stores(app, offsets)], as_json, comments=True)
 
@@ -93,7 +93,8 @@ def show(app: str | None, offsets: str | None, since: int | None, as_json: bool)
 def migrate(app: str | None, offsets: str | None, as_json: bool) -> None:
     """Bring the tables of APP's stores to the version of this kconsume, each in one transaction.
 
-    Stored offsets stay. It may run while services run, and twice at once: the second one finds nothing to do.
+    Stored offsets stay. The command may run while services run. If it runs twice at once, the second one finds nothing
+    to do.
     """
     print_tables([migrated(store) for store in _stores(app, offsets)], as_json, comments=False)
 
@@ -133,10 +134,10 @@ def shown(store: OffsetStore, since: int | None = None) -> Tables:
     if since > VERSION:
         return Tables(store.address, since, VERSION, f"{_has(since)}, newer than {VERSION}: upgrade kconsume here")
     if there.is_current:
-        return Tables(store.address, since, VERSION, f"{_has(since)}, which is this kconsume's: nothing to do")
-    said = f"{_has(since)}, and this kconsume writes version {VERSION}: run what follows"
+        return Tables(store.address, since, VERSION, f"{_has(since)}, the version of this kconsume: nothing to do")
+    said = f"{_has(since)}, and this kconsume writes version {VERSION}: run the SQL that follows"
     if since == VERSION:
-        said = f"{_has(since)}, {_ADDED}: run what follows"
+        said = f"{_has(since)}, {_ADDED}: run the SQL that follows"
     return Tables(store.address, since, VERSION, said, sql=_script(address, sql, since))
 
 
@@ -155,11 +156,11 @@ def migrated(store: OffsetStore) -> Tables:
         ensure_tables(connection, sql, address)
     before = there.version
     if there.is_current:
-        return Tables(store.address, before, VERSION, f"{_has(before)}, which is this kconsume's: nothing to do")
+        return Tables(store.address, before, VERSION, f"{_has(before)}, the version of this kconsume: nothing to do")
     if before == VERSION:
-        said = f"{_has(before)}, {_ADDED}: it is there now; {_RIGHTS_OF_OTHERS}"
+        said = f"{_has(before)}, {_ADDED}: these columns exist now; {_RIGHTS_OF_OTHERS}"
         return Tables(store.address, VERSION, VERSION, said, changed=True)
-    said = f"made, in version {VERSION}" if not before else _brought(before, VERSION)
+    said = f"created tables of version {VERSION}" if not before else _brought(before, VERSION)
     return Tables(store.address, VERSION, VERSION, f"{said}; {_RIGHTS_OF_OTHERS}", changed=True)
 
 
@@ -215,7 +216,7 @@ def _connected(address: Address) -> Iterator[Connection[tuple[Any, ...]]]:
 
 
 def _script(address: Address, sql: Statements, since: int) -> str:
-    """A script in one transaction, and as comments the rights that the service's role needs afterwards."""
+    """The SQL in one transaction, then as comments the grants that the service's role needs afterwards."""
     from kconsume.backends.postgres.schema import migration_script, set_version
     from kconsume.backends.postgres.tables import RIGHTS
 
@@ -228,8 +229,8 @@ def _script(address: Address, sql: Statements, since: int) -> str:
     return f"begin;\n{steps}\n{version}\ncommit;\n-- and for the role of the service, unless it owns them:\n{comments}"
 
 
-_ADDED = "without the columns that this kconsume adds to them, which earlier ones of that version ignore"
-_RIGHTS_OF_OTHERS = "a role that does not own them may lack rights on the new ones: `kconsume check` names the grants"
+_ADDED = "without some columns that this kconsume adds, and that an earlier kconsume ignores"
+_RIGHTS_OF_OTHERS = "a role that does not own the tables may lack rights on them: `kconsume check` names the grants"
 
 
 def _has(version: int) -> str:
@@ -237,30 +238,30 @@ def _has(version: int) -> str:
 
 
 def _brought(before: int, after: int) -> str:
-    return f"brought from version {before} to {after}"
+    return f"migrated from version {before} to {after}"
 
 
 # SQLite
 
 
 def _of_sqlite(store: SqliteStore) -> Tables:
-    """The first process that opens the file makes its tables, or migrates them."""
+    """Nothing to run: the first process that opens the file creates or migrates its tables."""
     from kconsume.backends.sqlite.schema import SCHEMA_VERSION
 
     version = _sqlite_version(store)
     if version == 0:
-        said = f"has no tables; the first process that opens it makes them, in version {SCHEMA_VERSION}: nothing to do"
+        said = f"has no tables; the first process that opens it creates version {SCHEMA_VERSION}: nothing to do"
     elif version == SCHEMA_VERSION:
-        said = f"{_has(version)}, which is this kconsume's: nothing to do"
+        said = f"{_has(version)}, the version of this kconsume: nothing to do"
     elif version < SCHEMA_VERSION:
-        said = f"{_has(version)}; the first process that opens it makes version {SCHEMA_VERSION} of them: nothing to do"
+        said = f"{_has(version)}; the first process that opens it migrates to version {SCHEMA_VERSION}: nothing to do"
     else:
         said = f"{_has(version)}, and this kconsume writes version {SCHEMA_VERSION}: upgrade kconsume here"
     return Tables(store.address, version, SCHEMA_VERSION, said)
 
 
 def _migrated_sqlite(store: SqliteStore) -> Tables:
-    """Migrates a file that exists; makes none."""
+    """Migrate a file that exists. Creates no file."""
     from kconsume.backends.sqlite.schema import SCHEMA_VERSION
 
     before = _sqlite_version(store)

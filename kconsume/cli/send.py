@@ -18,7 +18,7 @@ import msgspec
 
 from kconsume._config import environment
 from kconsume._config.client_settings import ClientValue
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._kafka.outgoing import Outgoing, encoded
 from kconsume._kafka.producer import Producer, producer_settings
 from kconsume._kafka.topic_reader import RecordPlace
@@ -29,7 +29,7 @@ from kconsume.records import Partition
 
 _PATIENCE = 10.0
 _AHEAD = 1000
-"""How many records may be unconfirmed before the first is waited for."""
+"""The highest number of unconfirmed records. With more, the command waits for the oldest one."""
 _EMBEDDED = "embedded://"
 
 
@@ -58,7 +58,7 @@ def _parse_headers(_: click.Context, option: click.Parameter, values: tuple[str,
     for value in values:
         name, equals, text = value.partition("=")
         if not name or not equals:
-            raise click.BadParameter(f"{value!r} is not written like trace=42", param=option)
+            raise click.BadParameter(f"{value!r} is not NAME=VALUE, as in trace=42", param=option)
         headers.append((name, text))
     return headers
 
@@ -112,8 +112,8 @@ def send(
       kconsume send orders --null --key 1             a tombstone
       kconsume send orders hello --brokers embedded://shop
 
-    The cluster is that of --app or of --brokers. Other client properties for --brokers come from variables such as
-    KCONSUME_KAFKA_SECURITY_PROTOCOL. An embedded broker makes a missing topic.
+    --app or --brokers names the cluster. With --brokers, other client properties come from variables such as
+    KCONSUME_KAFKA_SECURITY_PROTOCOL. An embedded broker creates a missing topic.
 
     Exit code 0 if every record was confirmed, 1 if not, 2 if there is no such topic.
     """
@@ -187,12 +187,12 @@ def _target(app: str | None, brokers: str | None) -> _Target:
 
 
 def _reach(target: _Target, topic: str, partition: int | None) -> str:
-    """The address of the cluster, which has the topic."""
+    """The address of the cluster. Raises an error if the cluster does not have the topic."""
     bootstrap = _started(target.brokers, topic) if target.brokers.startswith(_EMBEDDED) else target.brokers
     count = Cluster(bootstrap, target.kafka, patience=_PATIENCE).topics([topic])[topic]
     if partition is not None and partition >= count:
         raise ConfigurationError(
-            f"topic {topic!r} has {count} partitions, numbered from 0: no {Partition(topic, partition)}"
+            f"topic {topic!r} has {count} partitions, numbered from 0: there is no {Partition(topic, partition)}"
         )
     return bootstrap
 
@@ -200,8 +200,8 @@ def _reach(target: _Target, topic: str, partition: int | None) -> str:
 def _started(address: str, topic: str) -> str:
     if address == _EMBEDDED:
         raise ConfigurationError(
-            "embedded:// is a broker inside the process that uses it, and no other process can write to it: name it to "
-            "share it, as in embedded://shop"
+            "embedded:// is a broker inside the process that uses it, and no other process can write to it: name the "
+            "broker to share it, as in embedded://shop"
         )
     from kconsume._embedded.address import resolve
 
@@ -212,7 +212,7 @@ def _started(address: str, topic: str) -> str:
 
 
 def _written(producer: Producer, outgoing: Iterable[Outgoing], partition: int | None) -> Iterator[RecordPlace]:
-    """The place of each record, in their order. A failure is raised after the places of written records."""
+    """Yield the place of each record, in order. A failure is raised after the places of written records."""
     unconfirmed: deque[Future[tuple[Partition, int]]] = deque()
     written, failure = 0, None
     try:

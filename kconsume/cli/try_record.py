@@ -1,7 +1,8 @@
 """`kconsume try`: runs today's handler on one record of the real topic, and rolls back.
 
 Reads the record with `TopicReader`, which joins no group and commits nothing. The call is a `DryRun`: a handler that
-takes the store's transaction gets one that is always rolled back, and what it sends is shown and not sent.
+takes the store's transaction gets a transaction that is always rolled back. What the handler sends is shown, and not
+sent.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class TrySent(msgspec.Struct):
 
 
 class TryOutcome(msgspec.Struct):
-    """The result; printed as it is with `--json`."""
+    """The result of `try`, which `--json` prints."""
 
     record: str
     handler: str
@@ -46,7 +47,7 @@ class TryOutcome(msgspec.Struct):
     error: str | None = None
     trace: str | None = None
     sent: list[TrySent] = []
-    """The records that it would send."""
+    """The records that the handler would send."""
 
 
 @click.command("try", short_help="Run a handler on one record, and roll back.")
@@ -66,9 +67,9 @@ def try_record(
 ) -> None:
     """Run today's handler of APP on one record, and roll back.
 
-    Reads exactly that record. No offset moves. What the handler writes through the store's transaction is rolled back;
-    what it sends through kconsume is shown, and not sent. Everything else that it does is real: a call, a file, a
-    message. Its resources are built before the call, and closed after it.
+    Reads only that record, and moves no offset. What the handler writes through the store's transaction is rolled back.
+    What it sends through kconsume is shown, and not sent. Everything else that it does is real: a call, a file, a
+    message. The handler's resources are built before the call, and closed after it.
 
     \b
       kconsume try shop:app orders/3@1042
@@ -121,7 +122,7 @@ def _outcome(part: HandlerInApp, place: RecordPlace, tried: DryRunResult) -> Try
 
 
 def _sent(outgoing: Outgoing) -> TrySent:
-    key, value = cast("bytes | None", outgoing.key), cast("bytes | None", outgoing.value)  # a dry run encodes them
+    key, value = cast("bytes | None", outgoing.key), cast("bytes | None", outgoing.value)  # a dry run has encoded both
     return TrySent(
         topic=cast(str, outgoing.topic),
         key=None if key is None else readable(key),

@@ -1,4 +1,4 @@
-"""`DeadLetter`: where a record that failed for good is written. `DeadLetterLimit`: how many such records are allowed.
+"""`DeadLetter`: where a record is written after its last failed attempt. `DeadLetterLimit`: how many are allowed.
 
 This file only holds values and counts. `failures/letter_headers.py` defines what a letter contains. The runtime or a
 store writes the letter.
@@ -16,19 +16,19 @@ from kconsume.errors import ConfigurationError
 
 _TABLE = re.compile(r"(?:[A-Za-z_][A-Za-z0-9_$]*\.)?[A-Za-z_][A-Za-z0-9_$]*")
 _FEW = 20
-"""Fewer records than this have no meaningful share of failures."""
+"""A limit that is a share applies only from this number of records on."""
 
 
 class DeadLetter:
     """Write a failed record to a topic or a table, then let its offset pass: `DeadLetter("orders.dlq")`.
 
     Args:
-        topic: the topic that gets the letters.
+        topic: the topic that gets the dead letters.
         table: instead of a topic, a table in the database that stores the offsets. The letter is written in the same
             transaction as the offset.
         limit: the consumer stops when more records than this fail within `window` seconds. A limit between 0 and 1 is
-            a share of the handled records. A broken deployment must not drain a topic into its dead letters.
-        window: seconds, by default 60.
+            a share of the handled records. A limit keeps a broken deployment from dead-lettering a whole topic.
+        window: the time in which failures count for `limit`, in seconds.
     """
 
     __slots__ = ("limit", "table", "topic", "window")
@@ -70,11 +70,11 @@ class DeadLetter:
         return f"DeadLetter({self.topic!r})" if self.topic is not None else f"DeadLetter(table={self.table!r})"
 
     def __str__(self) -> str:
-        where = f"topic {self.topic}" if self.topic is not None else f"table {self.table}, with its offset"
+        where = f"topic {self.topic}" if self.topic is not None else f"table {self.table} in the offset's transaction"
         if self.limit is None:
-            return f"is written to {where}, and passed"
+            return f"is written to {where}, and its offset passes"
         many = f"{self.limit:g}" if self.limit >= 1 else f"{self.limit:.0%} of the records"
-        return f"is written to {where}, and passed; more than {many} in {self.window:g} s stop the consumer"
+        return f"is written to {where}, and its offset passes; more than {many} in {self.window:g} s stop the consumer"
 
 
 def _is_topic(topic: object) -> bool:
@@ -96,7 +96,7 @@ def _is_limit(limit: object) -> bool:
 
 
 class DeadLetterLimit:
-    """Counts the records of a handler that failed for good within the window, and compares the count with the limit.
+    """Counts the dead letters of one handler within the window, and compares the count with the limit.
 
     Called by the workers of the handler. All fields are written and read under `_lock`.
     """
@@ -116,7 +116,7 @@ class DeadLetterLimit:
         self._handled = self._failed = 0
 
     def exceeds(self, records: int) -> bool:
-        """Return True if `records` more failures would exceed the limit."""
+        """Return True if `records` more dead letters would exceed the limit."""
         with self._lock:
             self._forget(self._clock())
             handled, failed = self._handled + records, self._failed + records
@@ -129,7 +129,7 @@ class DeadLetterLimit:
 
         Args:
             handled: how many.
-            failed: how many of them failed for good.
+            failed: how many of these records became dead letters.
         """
         with self._lock:
             now = self._clock()

@@ -1,8 +1,8 @@
 """A letter: a failed record with added headers that name the group, the place and the cause of the failure.
 
-A *dead letter* is written for good; a letter with a `RetryTarget` goes to a retry topic of its own group, to be tried
+A *dead letter* is final; a letter with a `RetryTarget` goes to a retry topic of its own group, to be tried
 again later. Key, value, timestamp and headers of the record are kept. The added headers begin with `kconsume-`. If
-a letter fails again, its headers name its first place and its latest error.
+the record of a letter fails again, the next letter names the first place of the record and the latest error.
 
 This file makes a letter from a record and an error. It writes nothing and reads no clock. The texts of causes are
 cached.
@@ -32,7 +32,7 @@ _ORIGIN = re.compile(r"[^\x00-\x1f\ufffd]{1,1000}:\d{1,10}:\d{1,19}")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 _END = 253_402_300_800_000
-"""The year 10000 in milliseconds. Python has no times from then on."""
+"""The start of the year 10000, in milliseconds since 1970. `datetime` ends before it."""
 
 
 _MOST_FRAMES = 1_000
@@ -40,8 +40,8 @@ _frames: dict[tuple[CodeType, int], str] = {}
 """The lines of a trace for a place in the code. Cached, because many records fail at the same few places."""
 _MOST_CAUSES = 100
 _causes: dict[tuple[object, ...], tuple[LetterCause, list[CodeType]]] = {}
-"""Causes by the ids of code objects, because hashing code objects takes as long as all the rest. Each entry keeps its
-code objects alive, so that no other object gets their ids."""
+"""Known causes. The key has the ids of code objects, because hashing code objects takes as long as all the rest. Each
+entry keeps its code objects alive, so that no other object gets their ids."""
 
 
 class RetryTarget(NamedTuple):
@@ -59,11 +59,11 @@ class Letter:
     """A record that failed, and why."""
 
     partition: Partition
-    """The first place of the record."""
+    """The partition of the first place, where the record was read before any retry or re-drive."""
     offset: int
     group: str
     origin: str
-    """`Record.id` of the first record: `group:topic_id:partition:offset`."""
+    """`Record.id` at the first place: `group:topic_id:partition:offset`."""
     attempts: int
     exception: str
     """The dotted name of the error's class."""
@@ -75,18 +75,18 @@ class Letter:
     headers: Headers = field(default=())
     """The record's own headers."""
     retry: RetryTarget | None = None
-    """Where the record is tried again later; None if it failed for good."""
+    """Where the record is tried again later; None for a dead letter."""
     redriven: int = 0
     """How often the record was sent back before (`kconsume dlq redrive`)."""
     reset_epoch: int = 0
-    """The reset epoch of the partition's row when the record was first read there. A record that fails again after a
-    reset is another failure, although its origin is the same."""
+    """The reset epoch of the partition when the record was read at its first place. After a reset of the partition, a
+    record that fails again is a new failure, although its origin is the same."""
     here: tuple[Partition, int, str] | None = None
-    """The place of the record when it failed, and its `Record.id`. Set only if the first place was read from headers on
-    another group's topic."""
+    """The place of the record when it failed, and its `Record.id`. Set only if the first place was read from headers,
+    and the record was not on a retry or re-drive topic of its own group."""
 
     def with_own_origin(self) -> Letter:
-        """Return the same letter, identified by the record's own place and origin. Its headers are ignored."""
+        """Return the same letter with the place and origin at which the record failed, not those in its headers."""
         if self.here is None:
             return self
         partition, offset, origin = self.here
@@ -99,7 +99,6 @@ class Letter:
 
     @property
     def added_headers(self) -> Headers:
-        """The headers that kconsume adds."""
         place, moment = self.partition, self.timestamp
         added: Headers = (
             ("kconsume-topic", _utf8(place.topic)),
@@ -135,7 +134,7 @@ class LetterCause(NamedTuple):
 def cause_of(error: BaseException) -> LetterCause:
     """Return the cause of an error. Errors with the same text from the same place share one cause.
 
-    Many records fail in the same way.
+    Causes are cached, because many records fail in the same way.
     """
     text = str(error)
     if error.__cause__ is not None or (error.__context__ is not None and not error.__suppress_context__):
@@ -173,7 +172,7 @@ def _cause_headers(exception: str, message: str, trace: str) -> Headers:
 
 
 class LetterDraft:
-    """The record and the cause of a letter that is not made yet. A draft is small, because there may be many drafts."""
+    """The record and the cause of a letter that is not made yet. Smaller than a `Letter`: there may be many drafts."""
 
     __slots__ = ("attempts", "cause", "group", "message", "reset_epoch", "retry", "scope")
 
@@ -261,10 +260,10 @@ def letter_of(
 ) -> Letter:
     """Return the letter about a record that failed.
 
-    Anybody can write `kconsume-` headers, or copy them. On this group's own retry and re-drive topics they are trusted.
-    On any other topic they are only copied into a letter to a topic. Where repeats are recognised by the origin (in a
-    retry topic, in a table) the letter has the record's own origin; otherwise a second record would be dropped as a
-    repeat of the first.
+    Any producer can write or copy `kconsume-` headers. So the place and origin in them are used in two cases: the
+    record is on a retry or re-drive topic of this group, or the letter is a dead letter. A letter to a retry topic
+    otherwise has the record's own place and origin: repeats are recognised by the origin there, and a record with
+    copied headers would be dropped as a repeat. A table does the same with `Letter.with_own_origin`.
 
     Args:
         message: the record.
@@ -273,8 +272,8 @@ def letter_of(
         scope: `group:topic_id`, the beginning of `Record.id`.
         attempts: how often the record was tried in this topic.
         retry: the retry topic that the letter goes to; None for a dead letter.
-        reset_epoch: the reset epoch of the partition from which the record was read. It is used if that partition is
-            the first place of the record.
+        reset_epoch: the reset epoch of the partition from which the record was read, used if that partition is the
+            first place of the record.
     """
     partition, offset, headers, moment = message.partition(), message.offset(), headers_of(message), moment_of(message)
     added = read_added_headers(headers) if headers else {}
@@ -314,14 +313,14 @@ def reset_epoch_in(marks: dict[str, str]) -> int:
 
 
 def read_added_headers(headers: Headers) -> dict[str, str]:
-    """Return the headers that kconsume added, by name without the prefix. Of two with one name, the last one counts."""
+    """Return the headers that kconsume added, by name without the prefix. Of equal names, the last header counts."""
     return {
         name.removeprefix(PREFIX): value.decode(errors="replace") for name, value in headers if name.startswith(PREFIX)
     }
 
 
 def original_place(message: Message, *, comes_back: bool) -> tuple[Partition, int]:
-    """Return the partition and offset in the record's letter with its own origin (`Letter.with_own_origin`).
+    """Return the partition and the offset that `Letter.with_own_origin` gives to the letter of this record.
 
     Args:
         comes_back: True if the record is on a retry or re-drive topic of its own group.
@@ -345,7 +344,7 @@ def trace_of(error: BaseException) -> str:
         parts.append(f"Traceback (most recent call last):\n{_frames_of(error)}{type(error).__qualname__}: {error}\n")
         earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
         if earlier is None or id(earlier) in seen:
-            return "\nand because of it:\n\n".join(reversed(parts))
+            return "\nThe error above led to this error:\n\n".join(reversed(parts))
         error = earlier
 
 
@@ -371,7 +370,7 @@ def _frame(code: CodeType, line: int, names: dict[str, Any]) -> str:
 
 
 def redrive_topic(topic: str, group: str) -> str:
-    """The topic to which records of `topic` are sent back, for this group alone."""
+    """The topic to which `kconsume dlq redrive` sends records of `topic` back, read by this group only."""
     return f"{topic}.{group}.redrive"
 
 
@@ -381,8 +380,10 @@ def is_side_topic(topic: str, group: str) -> bool:
 
 
 def _first_place(marks: dict[str, str]) -> tuple[Partition, int, str] | None:
-    """Return the first place that the headers of a letter name. Anybody can write such headers: values that cannot be a
-    place give None."""
+    """Return the first place that the headers of a letter name; None if their values cannot be a place.
+
+    Any producer can write such headers.
+    """
     topic, partition, offset = marks.get("topic", ""), marks.get("partition", ""), marks.get("offset", "")
     origin = marks.get("origin", "")
     is_place = is_topic_name(topic) and is_number(partition, 2**31) and is_number(offset, 2**63)

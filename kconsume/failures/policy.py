@@ -1,8 +1,7 @@
-"""Decides what happens to a record whose handler failed. The decision uses only values.
+"""Decides what happens to a record whose handler failed. Pure: the runtime carries the decision out.
 
 First the record is tried again in its place, as long as the `Retry` of `retry=` allows. Then it is tried again later,
-as long as the `RetryTopics` of `retry=` allow. Then the one terminal action applies, `on_error=`. The runtime carries
-the decision out; this file writes nothing.
+as long as the `RetryTopics` of `retry=` allow. Then the terminal action of `on_error=` applies.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Verdict(enum.Enum):
 
 
 class Policy:
-    """The user's choice for one handler."""
+    """What one handler does with failed records: its `on_error=` and its `retry=`."""
 
     def __init__(self, on_error: OnError = "stop", retry: Retries | None = None) -> None:
         """

@@ -2,7 +2,7 @@
 
 A `Retry` is a value: it returns what to do after a failed attempt, and does not wait itself. tenacity does the
 arithmetic, and a user can give any of its `stop`, `wait` and `retry` objects. tenacity is imported when a `Retry` is
-made, so that an app without one does not pay for the import.
+made, so that an app without a `Retry` does not pay for the import.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Errors: TypeAlias = type[BaseException] | tuple[type[BaseException], ...]
 
 _NOT_WORTH_A_RETRY = (ConfigurationError, DecodeError, StoreError)
-"""Errors that the same record raises again. (After a store error, the runtime itself tries again.)"""
+"""Errors that the same record would raise again. (After a store error, the runtime itself tries again.)"""
 
 
 class Retry:
@@ -58,9 +58,9 @@ class Retry:
         attempts, wait = self._given
         times = f"up to {attempts} times" if isinstance(attempts, int) else f"again ({_name(attempts)})"
         if wait is None:
-            apart = "0.5 s and then twice as long each time apart, up to 30 s"
+            apart = "with pauses of 0.5 s, doubled each time, up to 30 s"
         else:
-            apart = f"{wait:g} s apart" if isinstance(wait, int | float) else f"apart as {_name(wait)} says"
+            apart = f"{wait:g} s apart" if isinstance(wait, int | float) else f"with the pauses of {_name(wait)}"
         return f"is tried {times}, {apart}"
 
     def __repr__(self) -> str:

@@ -20,10 +20,10 @@ from kconsume.failures.letter_headers import RetryTarget, is_number, read_added_
 from kconsume.records import Message
 
 _NOT_WORTH_A_RETRY = (ConfigurationError, DecodeError, StoreError)
-"""Errors that the same record raises again, however long it waits."""
+"""Errors that the same record would raise again after any delay."""
 _LONGEST = 7 * 24 * 3600.0
 _LATEST = 2 * _LONGEST
-"""Seconds from now. No retry chain wrote a record that is due later, however wrong the clock of its writer was."""
+"""Seconds from now. A later due time is ignored. The longest delay is `_LONGEST`; the rest allows for a wrong clock."""
 _MARK_UNIT = 0.001
 """Seconds. The time in the header is rounded up to a multiple of this unit."""
 _MOST_NAME = 249
@@ -55,7 +55,7 @@ class RetryTopics:
     def __str__(self) -> str:
         apart = ", ".join(f"{delay:g} s" for delay in self.delays)
         topics = "a topic" if len(self.delays) == 1 else f"{len(self.delays)} topics"
-        return f"is tried again after {apart}, by way of {topics}, while others go on"
+        return f"is tried again after {apart}, by way of {topics}, while other records go on"
 
 
 def _is_delay(delay: object) -> bool:
@@ -69,8 +69,8 @@ def retry_topic(topic: str, group: str, number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One moment on two clocks. A wait that has begun uses the steady clock, because the wall clock may be set forward
-    or back."""
+    """One moment on the wall clock and on the monotonic clock. A wait that has begun uses the monotonic clock, because
+    the wall clock may be set forward or back."""
 
     wall: float
     steady: float
@@ -89,7 +89,7 @@ class RetryChain:
     group: str
     delays: tuple[float, ...]
     is_worth_it: Callable[[BaseException], bool] = lambda _: True
-    """True if the handler's `Retry` takes an error, or there is no `Retry`."""
+    """Returns True if the handler's `Retry` accepts the error, or there is no `Retry`."""
 
     def __post_init__(self) -> None:
         for name, topic in self.retry_topics.items():
@@ -97,7 +97,7 @@ class RetryChain:
                 room = _MOST_NAME - len(name) + len(self.group)
                 fix = f"give the handler a group= of at most {room} of a-z A-Z 0-9 . _ -"
                 if room < 1 or not is_topic_name(topic):
-                    fix = f"{topic!r} leaves no room for one, so use Retry(...)"
+                    fix = f"{topic!r} leaves no room for the name of a retry topic, so use Retry(...)"
                 raise ConfigurationError(f"{name!r} would be the name of a retry topic, and is no topic name: {fix}")
         if twice := set(self.retry_topics) & set(self.topics):
             raise ConfigurationError(
@@ -138,8 +138,8 @@ class RetryChain:
             since: a moment at which the record was already in the topic.
         """
         due = read_added_headers(tuple((name, value or b"") for name, value in message.headers() or ())).get("due", "")
-        # Anybody can write such a header. A value that is no time, or a time in a thousand years, must not hold the
-        # partition.
+        # Any producer can write such a header. A value that is not a time, or a time in a thousand years, must not hold
+        # the partition.
         until = int(due) / 1000 if is_number(due, 2**63) else 0.0
         if not 0.0 < until - since.wall <= _LATEST:
             return 0.0

@@ -1,7 +1,7 @@
 """Logs records that were skipped after a failure. Records with the same outcome and class of error share one line.
 
-A broken deployment fails on every record. One line for each record would cost more than handling the record, and would
-add no information. So a line has the first record and its error, the number of further records, and the last record.
+A broken deployment fails on every record, and a log line costs more than handling a record. So a line has the first
+record and its error, the number of further records, and the last record.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class _Group:
         self.more = 0
         """The number of records after the first one."""
         self.last: Message | str | None = None
-        """The last record. It is kept as a message: its text is made only when it is logged."""
+        """The last record, kept as a message, because its text is made only when the line is logged."""
 
 
 def place_text(message: Message | str) -> str:

@@ -29,7 +29,7 @@ class Member:
     Args:
         id: the member id of Kafka.
         topics: the topics that it subscribes to.
-        metadata: given by the user: `App(member={"region": "eu"})`.
+        metadata: values for an assignor of the user, such as `{"region": "eu"}`.
         owned: the partitions that it owns now.
     """
 
@@ -110,8 +110,8 @@ class _Shares:
         self._has: dict[str, set[Partition]] = {}
         self._free = set(partitions)
         for member in ordered:
-            # If two members report the same partition, one of them does not know yet that it lost the partition. It is
-            # unknown here which member that is.
+            # If two members report the same partition, one of them does not know yet that it lost the partition. This
+            # code cannot know which of the two.
             self._has[member.id] = {p for p in member.owned if p in self._free and p.topic in member.topics}
             self._free -= self._has[member.id]
         self._kept = {member: set(has) for member, has in self._has.items()}
@@ -188,14 +188,25 @@ def _way_to(last: str, before: Mapping[str, str | None]) -> list[str]:
 
 
 def step_towards(target: Assignment, members: Iterable[Member]) -> Assignment:
-    """The part of `target` that may be assigned at once: every partition except those that another member still owns.
-    The other member gives these up when it sees this assignment, and the next round assigns them."""
+    """The part of `target` that may be assigned at once, without the partitions that another member still owns.
+
+    The other member gives up these partitions when it sees this assignment. The next round assigns them.
+
+    Args:
+        target: the partitions that each member should have in the end.
+        members: all members, with the partitions that they own now.
+    """
     owners = _owners(members)
     return {member: [p for p in given if owners.get(p, {member}) == {member}] for member, given in target.items()}
 
 
 def moved(members: Iterable[Member], target: Assignment) -> set[Partition]:
-    """The partitions that one member owns now and another member gets."""
+    """The partitions that one member owns now and another member gets.
+
+    Args:
+        members: all members, with the partitions that they own now.
+        target: the new assignment.
+    """
     owners = _owners(members)
     return {p for member, given in target.items() for p in given if member not in owners.get(p, {member})}
 
@@ -208,7 +219,7 @@ def skew(assignment: Assignment) -> float:
 
 
 def _owners(members: Iterable[Member]) -> dict[Partition, set[str]]:
-    """All members that report each partition. One of them may not know yet that it lost the partition."""
+    """All members that report each partition. A member may not know yet that it lost a partition."""
     owners: dict[Partition, set[str]] = {}
     for member in members:
         for partition in member.owned:

@@ -17,7 +17,7 @@ from kconsume.records import Partition
 JOINED: Final = "joined"
 """This member has joined the group: its first assignment."""
 MEMBERS: Final = "members"
-"""Another member joined, left or died. Also the reason if it is unknown, because the client never reports one."""
+"""Another member joined, left or died. Also used if the reason is unknown: the client reports no reason."""
 PARTITIONS: Final = "partitions"
 """A topic has more partitions than before."""
 SUBSCRIPTION: Final = "subscription"
@@ -41,7 +41,7 @@ class Rebalance:
         gained: partitions that this member got.
         gone: partitions that this member gave up or lost.
         kept: partitions that stayed with this member all the time.
-        began: in UTC.
+        began: the start of the rebalance, in UTC.
         duration: seconds until records of the gained partitions were fetched again.
         drained: records that were finished while their partition was being given up.
         dropped: records that were fetched and not started. The next owner handles them.
@@ -82,7 +82,7 @@ class Rebalance:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """The rebalances that ended within the last hour, or since the start if that is more recent.
+    """The rebalances that ended in the last hour, or since the start of the consumer if that was later.
 
     Args:
         count: the number of rebalances.
@@ -106,12 +106,15 @@ class History:
     a single assignment. A reader reads `_snapshot` once, so the reader sees a rebalance completely or not at all.
 
     There can be more rebalances in an hour than `ring`. Older rebalances are added up by the minute in which they
-    ended, so that count and rate stay right. They are exact for the rebalances in the ring; for the others, they are
-    exact to one minute at the far end of the hour.
+    ended, so that count and rate stay right. For these older rebalances, the start of the hour is exact to one minute.
     """
 
     def __init__(self, since: datetime, ring: int = 128) -> None:
-        """since: the start of the consumer. ring: how many rebalances to keep individually."""
+        """
+        Args:
+            since: the start of the consumer.
+            ring: how many rebalances to keep individually.
+        """
         if ring < 1:
             raise ConfigurationError(f"ring={ring} keeps no rebalance: give a number of at least 1")
         self._since = since
@@ -194,7 +197,7 @@ def _minute_of(rebalance: Rebalance, start: datetime | None = None) -> _MinuteSu
 
 
 def _added_up(minutes: Iterable[_MinuteSum], fallen: Iterable[Rebalance], oldest: datetime) -> tuple[_MinuteSum, ...]:
-    """The minutes, with the rebalances added that left the ring, and without the minutes that ended before `oldest`."""
+    """Return the sums with the rebalances that left the ring, and without the minutes that ended before `oldest`."""
     sums = {minute.at: minute for minute in minutes if minute.at + _MINUTE > oldest}
     for rebalance in fallen:
         one = _minute_of(rebalance)

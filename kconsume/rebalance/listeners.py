@@ -30,9 +30,9 @@ class RebalanceListener:
 
     A method may be `def` or `async def`. A method may omit the parameter `rebalance`. A type checker then accepts only
     a class that does not inherit from this class; such a class works as well. Listeners are called one after the other,
-    never on the polling thread. They must end within the budget of the rebalance; otherwise the rebalance continues
-    without them. An exception of a listener is logged; it changes neither the assignment nor the calls of other
-    listeners.
+    never on the polling thread. A listener must end within the budget of the rebalance; otherwise the rebalance
+    continues without it. An exception of a listener is logged; it changes neither the assignment nor the calls of
+    other listeners.
     """
 
     def on_assigned(self, partitions: Sequence[Partition], rebalance: Rebalance) -> Awaitable[None] | None:
@@ -44,8 +44,8 @@ class RebalanceListener:
         """
 
     def on_revoked(self, partitions: Sequence[Partition], rebalance: Rebalance) -> Awaitable[None] | None:
-        """Called when partitions are being given up. Their handlers have ended and their offsets are committed. No
-        other consumer owns the partitions yet.
+        """Called when partitions are being given up. The handlers have ended and the offsets are committed. No other
+        consumer owns the partitions yet.
 
         Args:
             partitions: the revoked partitions.
@@ -79,7 +79,7 @@ class Listener:
 
 
 def read_listener(function: Callable[..., object], event: Event) -> Listener:
-    """How to call this function. Raises `InvalidHandler` if it cannot be called."""
+    """Return how to call this function. Raises `InvalidHandler` if it cannot be a listener."""
     name = _name_of(function)
     if inspect.isclass(function) or not callable(function):
         raise InvalidHandler(

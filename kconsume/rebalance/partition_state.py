@@ -1,7 +1,7 @@
 """State that handlers keep in memory for each partition: loaded when it is assigned, saved when it is revoked.
 
-An ordinary listener for `app.listen`. It does not affect offsets. It does not lock values against handlers, because the
-records of a partition are handled one after the other.
+`PartitionState` is an ordinary listener for `app.listen`, and does not affect offsets. The values are not locked
+against handlers, because the records of a partition are handled one after the other.
 """
 
 from __future__ import annotations
@@ -84,10 +84,10 @@ class PartitionState(_PartitionValues[T]):
     """
 
     def __init__(self, load: Callable[[Partition], T], save: Callable[[Partition, T], object]) -> None:
-        """load: returns the value of a partition.
-
+        """
         Args:
-            save: keeps the value of a partition.
+            load: returns the value of a partition.
+            save: stores the value of a partition.
         """
         super().__init__()
         for name, function in (("load", load), ("save", save)):
@@ -118,6 +118,11 @@ class AsyncPartitionState(_PartitionValues[T]):
     def __init__(
         self, load: Callable[[Partition], Awaitable[T]], save: Callable[[Partition, T], Awaitable[object]]
     ) -> None:
+        """
+        Args:
+            load: returns the value of a partition.
+            save: stores the value of a partition.
+        """
         super().__init__()
         _check("load", load)
         _check("save", save)

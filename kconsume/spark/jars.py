@@ -3,8 +3,8 @@
 `python -m kconsume.spark.jars` fetches them by name and prints the value of `spark.jars`. Streaming queries need these
 jars; the sink does not. Importing this module imports neither Spark nor pyarrow.
 
-Each jar is fetched alone. The token provider was not released for every version of the connector, so Maven and
-`spark.jars.packages` cannot resolve the dependencies of the connector of 4.2.
+Each jar is fetched by its own name, without its dependencies. Maven and `spark.jars.packages` cannot resolve the
+dependencies of the connector 4.2, because its token provider was not released in that version.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CONNECTOR = (
     Jar("org.apache.kafka:kafka-clients:3.9.2", "org.apache.kafka.clients.consumer.KafkaConsumer"),
     Jar("org.apache.commons:commons-pool2:2.13.1", "org.apache.commons.pool2.impl.GenericKeyedObjectPool"),
 )
-"""The jars that were tested, on PySpark 4.2.0, 4.2.1 and 4.3.0: the connector of 4.2 serves all of them."""
+"""The tested jars. The connector 4.2.0 works with PySpark 4.2.0, 4.2.1 and 4.3.0."""
 
 
 def pyspark_version() -> str:

@@ -22,7 +22,8 @@ _INSTALL = "install one (on Debian and Ubuntu: apt-get install openjdk-17-jre-he
 
 
 def spark_java() -> Java:
-    """The first Java that fits. The `ConfigurationError` names each Java that was tried, and what to install."""
+    """The first Java that Spark runs on. Without one, raises `ConfigurationError`, which names each Java that was tried
+    and what to install."""
     if given := os.environ.get("JAVA_HOME"):
         return _first("JAVA_HOME names a Java that does not fit, and Spark would use it", [Path(given, "bin", "java")])
     return _first("Spark needs Java 17 or 21, and there is none here", _candidates())

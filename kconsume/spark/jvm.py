@@ -1,6 +1,6 @@
 """Access to the driver's JVM through private names of PySpark. Other modules of this package must not use such names.
 
-The names were found on PySpark 4.2 and 4.3. With Spark Connect there is no JVM: only `is_started` may be called.
+PySpark 4.2 and 4.3 have these names. With Spark Connect there is no JVM: only `is_started` may be called.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ def is_started() -> bool:
 
 
 def java_class(spark: SparkSession, name: str) -> Any:
-    """A Java class by its full name. With `jvm.java.util.…` each part of the name would be a call to the JVM."""
+    """A Java class by its full name. The form `jvm.java.util.…` would call the JVM once for each part of the name."""
     from py4j.java_gateway import JavaClass
 
     return JavaClass(name, cast(Any, spark._jvm)._gateway_client)
 
 
 def class_loader(spark: SparkSession) -> Any:
-    """The class loader of the thread that Python calls, which has the jars of the session."""
+    """The class loader of the JVM thread that serves calls from Python. It has the jars of the session."""
     return spark._jvm.java.lang.Thread.currentThread().getContextClassLoader()  # type: ignore[union-attr]
 
 
 def allow_callbacks(spark: SparkSession) -> None:
-    """Start the server through which the JVM calls Python, unless it runs."""
+    """Start the server through which the JVM calls Python, if it does not run yet."""
     from pyspark import java_gateway
 
     cast(Any, java_gateway).ensure_callback_server_started(spark.sparkContext._gateway)
@@ -43,7 +43,7 @@ def hadoop_configuration(spark: SparkSession) -> Any:
 
 
 def active_query(spark: SparkSession, query_id: str) -> Any:
-    """Spark's execution of an active streaming query, of any session of the application; None if it is not active."""
+    """Spark's `StreamExecution` of an active query, in any session of the application; None if it is not active."""
     running = spark._jsparkSession.sharedState().activeStreamingQueries()
     return running.get(java_class(spark, "java.util.UUID").fromString(query_id))
 

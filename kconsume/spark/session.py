@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 STACK = "-Xss8m"
-"""The JVM's stack size. When a query is stopped, Spark runs a regular expression over a long message, and overflows a
-stack of the default size."""
+"""The JVM's stack size. When a query is stopped, Spark runs a regular expression over a long message. With the default
+stack size this overflows the stack."""
 
 
 def open_session(
@@ -39,7 +39,7 @@ def open_session(
         name: the name of the application.
         master: the cluster, such as `"spark://host:7077"`.
         settings: more settings of Spark. An existing session keeps its own.
-        connector: True for the jars of Spark's Kafka source, which are downloaded on first use.
+        connector: True to add the jars of Spark's Kafka source. They are downloaded on first use.
     """
     jars.pyspark_version()
     from pyspark.sql import SparkSession
@@ -94,7 +94,7 @@ def _settings(given: Mapping[str, str], connector: bool) -> dict[str, str]:
 
 @contextmanager
 def _java() -> Iterator[None]:
-    """In the block, where Spark starts its JVM, `JAVA_HOME` is a Java that Spark runs on."""
+    """Set `JAVA_HOME` during the block to a Java that Spark runs on. Does nothing if the block starts no JVM."""
     if jvm.is_started() or "SPARK_REMOTE" in os.environ:
         yield
         return
@@ -146,11 +146,12 @@ def check_jars(spark: SparkSession) -> None:
 
 
 _checked_sources: set[str] = set()
-"""Ids of Spark applications."""
+"""The ids of the Spark applications whose Kafka source was checked."""
 
 
 def check_source_once(spark: SparkSession, options: Mapping[str, str]) -> None:
-    """As `check_connector`, for a source with these options. Once in an application, because its jars do not change."""
+    """Open a stream with these options, as `check_connector` does. Done once for each Spark application, because the
+    jars of an application do not change."""
     application = spark.sparkContext.applicationId
     if application not in _checked_sources:
         _open_stream(spark, options)
@@ -203,11 +204,11 @@ def connector_mismatch(error: BaseException) -> ConfigurationError | None:
 # The Python of the executors
 
 _checked_pythons: set[str] = set()
-"""Ids of Spark applications."""
+"""The ids of the Spark applications whose executors' Python was checked."""
 
 
 def check_executor_python(spark: SparkSession) -> None:
-    """Check that the executors' Python can import what a handler needs. Runs a job of one task, once in an application.
+    """Check that the executors' Python can import what a handler needs. Runs one Spark task, once for each application.
 
     Raises `ConfigurationError` if it cannot.
     """

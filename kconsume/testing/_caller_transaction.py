@@ -151,7 +151,7 @@ def _must_be_open(nested: _Savepoint) -> None:
 @asynccontextmanager
 async def _lent_async(connection: _Executes) -> AsyncIterator[object]:
     execute = cast("Callable[[str], Awaitable[object]]", connection.execute)
-    if getattr(connection, "autocommit", False):  # if a transaction is open already, BEGIN only makes a notice
+    if getattr(connection, "autocommit", False):  # BEGIN inside an open transaction only causes a notice
         await execute("BEGIN")
     await execute(f"SAVEPOINT {_SAVEPOINT}")
     try:

@@ -36,7 +36,7 @@ FedOutcome = Literal["handled", "skipped", "dead_lettered", "failed"]
 
 
 class Fakes(Protocol):
-    """Ready resources by the type that handlers ask for. A dict such as `{Client: FakeClient()}` is one."""
+    """Ready resources, by the type that handlers ask for: for example the dict `{Client: FakeClient()}`."""
 
     def items(self) -> Iterable[tuple[object, object]]: ...
 
@@ -149,8 +149,8 @@ def _store_of(handler: Registration, tx: object) -> Iterator[None]:
         yield
     except StoreError as error:
         raise ConfigurationError(
-            f"{handler.name} takes the transaction of its store, and tx={_ROLLBACK!r} found none ({error}): start that "
-            f"store, or give it a connection of your own, feed(..., tx=connection)"
+            f"{handler.name} takes the transaction of its store, and with tx={_ROLLBACK!r} the store could not begin "
+            f"one ({error}): start that store, or give it a connection of your own, feed(..., tx=connection)"
         ) from error
     finally:
         handler.store.close()

@@ -175,22 +175,23 @@ def commit_by_windows_alone(records: int) -> None:
     commit that was not answered yet: each is tried again."""
     loop.COMMIT_EVERY = 3600.0
     backpressure.Backpressure.MOST_RECORDS = records
-    collect, commit = Loop._collect_saved, Loop._commit
+    turn, commit = Loop._turn, Loop._commit
 
-    def collect_and_try_again(self: Loop) -> None:
-        given_up = self._committer._given_up_count  # type: ignore[attr-defined]
+    def turn_and_try_again(self: Loop) -> None:
+        committer = self._assignment.commits._committer
+        given_up = committer._given_up_count  # type: ignore[attr-defined]
         refused = any(result.error is not None for result in self._consumer.commit_results)
-        collect(self)
-        if refused or self._committer._given_up_count > given_up:  # type: ignore[attr-defined]
+        turn(self)
+        if refused or committer._given_up_count > given_up:  # type: ignore[attr-defined]
             self._commit_at = min(self._commit_at, time.monotonic() + 0.5)
 
     def commit_when_free(self: Loop, now: float) -> None:
-        was_busy = self._committer.busy
+        was_busy = self._assignment.commits._committer.busy
         commit(self, now)
         if was_busy:
             self._commit_at = now + 0.05
 
-    Loop._collect_saved = collect_and_try_again  # type: ignore[method-assign]
+    Loop._turn = turn_and_try_again  # type: ignore[method-assign]
     Loop._commit = commit_when_free  # type: ignore[method-assign]
 
 
@@ -221,14 +222,14 @@ def notice_when_told(told: Path) -> None:
 def stop_for_nobody() -> None:
     """Lanes of partitions that went work off what they have, and nobody waits for them."""
 
-    def unseen(self: Loop, leaving: list[OwnedPartition], budget: Deadline) -> int:
+    def unseen(self: Assignment, leaving: list[OwnedPartition], deadline: Deadline) -> int:
         return 0
 
     def ignored(self: Assignment, owned_partitions: list[OwnedPartition], reason: str) -> int:
         return 0
 
     Assignment._brake = ignored  # type: ignore[method-assign]
-    Loop.finish_revoked = unseen  # type: ignore[method-assign]
+    Assignment.drain = unseen  # type: ignore[method-assign]
 
 
 def take_the_fence_away() -> None:

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 
 from kconsume import App, Partition, Record
 from kconsume._config.client_settings import ClientValue
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume.errors import BrokerUnavailable
 from kconsume.testing.services import LocalKafka
 from tests.chaos.brokers import create, three_brokers

@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient
 
 from kconsume import App, Partition
 from kconsume._config.client_settings import ClientValue
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._kafka.commit_result import CommitResult
 from kconsume._kafka.consumer import KafkaConsumer
 from kconsume.testing.services import LocalKafka

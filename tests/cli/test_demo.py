@@ -71,18 +71,18 @@ def test_the_demo_kills_a_consumer_and_ends_with_one_row_for_each_order(shop: Sh
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_demo_leaves_no_process(shop: Shop, number: signal.Signals) -> None:
     playing = shop.start("demo")
-    eventually(lambda: "orders stream in" in playing.out, within=90, what="a stream of orders")
+    eventually(lambda: "orders arrive" in playing.out, within=90, what="a stream of orders")
     assert len(shop.processes()) >= 6  # the demo, the broker, two consumers and who watches over them
     playing.send(number)
 
     assert playing.end() == 128 + number
-    assert "no process is left" in playing.err
+    assert "all processes have ended" in playing.err
     eventually(lambda: shop.processes() == [], what="the end of all processes")
 
 
 def test_a_killed_demo_leaves_no_process(shop: Shop) -> None:
     playing = shop.start("demo")
-    eventually(lambda: "orders stream in" in playing.out, within=90, what="a stream of orders")
+    eventually(lambda: "orders arrive" in playing.out, within=90, what="a stream of orders")
     playing.send(signal.SIGKILL)
     playing.end()
 
@@ -152,7 +152,7 @@ def test_orders_are_waited_for_as_long_as_they_are_handled_however_slowly(
     ("change", "told"),
     [
         ({"rows": 99, "distinct": 99, "lost": 1}, "1 orders were produced and have no row"),
-        ({"rows": 102, "duplicated": 2}, "2 rows are there twice"),
+        ({"rows": 102, "duplicated": 2}, "2 rows are duplicates"),
         ({"rows": 101}, "101 rows for 100 orders"),
         ({"handled": 98}, "offsets say 98 of 100 orders were handled"),
         ({"take_over": None}, "no consumer took over the partitions of consumer 2"),
@@ -195,7 +195,7 @@ def test_the_end_says_how_to_look_for_oneself(monkeypatch: pytest.MonkeyPatch, p
 
 def test_the_end_says_what_does_not_agree() -> None:
     shown = io.StringIO()
-    show_result(Console(file=shown, width=120), msgspec.structs.replace(GOOD, complaints=["2 rows are there twice"]))
+    show_result(Console(file=shown, width=120), msgspec.structs.replace(GOOD, complaints=["2 rows are duplicates"]))
 
-    assert "✗ 2 rows are there twice" in shown.getvalue()
+    assert "✗ 2 rows are duplicates" in shown.getvalue()
     assert "nothing was lost" not in shown.getvalue()

@@ -270,7 +270,7 @@ class _Looked(Shop):
     ("words", "said"),
     [
         (["list"], "no outbox was named: write MODULE:APP"),
-        (["list", "--offsets", "redis://localhost:1"], "has no outbox, because it is no database"),
+        (["list", "--offsets", "redis://localhost:1"], "has no outbox, because it is not a database"),
         (["drop", "--offsets", "sqlite:///shop.db"], "no rows were named"),
         (["drop", "a", "b", "1", "--offsets", "sqlite:///shop.db"], "no rows were named"),
         (["drop", "1", "--offsets", "sqlite:///nowhere.db"], "has no row 1 in its outbox"),

@@ -13,7 +13,7 @@ from confluent_kafka import Consumer
 
 from kconsume import App, DeadLetter
 from kconsume._kafka import two_member_consumer
-from kconsume._kafka.admin import Cluster, Group
+from kconsume._kafka.cluster import Cluster, Group
 from kconsume.failures.letter_headers import redrive_topic
 from kconsume.rebalance import ASSIGNORS
 from kconsume.testing.services import KafkaService
@@ -121,8 +121,8 @@ class TestAGroupThatIsThoughtOf:
             (("--partitions", "orders=12"), "--members and --partitions belong together"),
             ((*THOUGHT, "--group", "shop"), "give one of the two"),
             (("shop", "--brokers", "localhost:9092"), "give one of the two"),
-            (("--members", "3", "--partitions", "orders"), "'orders' is not written like orders=12"),
-            (("--members", "3", "--partitions", "orders=0"), "'orders=0' is not written like orders=12"),
+            (("--members", "3", "--partitions", "orders"), "'orders' is not TOPIC=N, as in orders=12"),
+            (("--members", "3", "--partitions", "orders=0"), "'orders=0' is not TOPIC=N, as in orders=12"),
             (("--brokers", "localhost:9092"), "no group was named"),
             (("--brokers", "embedded://shop", "--group", "shop"), "cannot list the members of a group"),
         ],
@@ -205,7 +205,7 @@ class TestALiveGroup:
         [
             (("shop", "--leave", "pod-7"), "there is no member 'pod-7' in the group: it has pod-0-"),
             (("shop", "--leave", "pod"), "'pod' matches several members, pod-0-"),
-            (("shop", "--group", "other"), "no handler that shares partitions in group 'other': it has group-"),
+            (("shop", "--group", "other"), "no handler that joins group 'other': it has group-"),
             (("shop:several",), "the app has several groups: choose one with --group one or two"),
         ],
     )

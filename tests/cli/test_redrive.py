@@ -277,7 +277,7 @@ class TestThePreflight:
         first = "orders.dlq/0@2" if with_letters is with_topic else "3"
         assert f"         2  builtins.ValueError: no such order, for example {first}\n" in told
         assert "         1  kconsume.errors.DecodeError: " in told
-        assert told.endswith("nothing was sent: add --yes to send 5 back\n")
+        assert told.endswith("nothing was sent: add --yes to send back 5\n")
         assert shop.reserved() == []
         assert BACK not in attach("shop").topics()
         assert document(shop, code=1)["preflight"]["would_pass"] == 2, "as often as one likes"
@@ -295,7 +295,7 @@ class TestThePreflight:
         assert "reserve does not take the transaction of its store" in refusal
         assert "--with-effects" in refusal
         assert not (shop.folder / "seen.txt").exists()
-        assert "for real, as --with-effects says" in said(shop, "--with-effects")
+        assert "with real effects (--with-effects)" in said(shop, "--with-effects")
         assert (shop.folder / "seen.txt").read_text() == "1\n2\n"
 
     @pytest.mark.dense
@@ -343,13 +343,13 @@ class TestOnlyPassing:
             assert [message.key() for message in back(attach("shop").bootstrap)] == [b"k1", b"k3"]
         again = document(shop, "--yes", "--only-passing", code=1)
         assert (again["sent"], again["left"]["sent"], again["left"]["failing"]) == (0, 2, 1)
-        assert "left           1  still fail with today's handler" in said(shop, "--yes", "--only-passing", code=1)
+        assert "not sent       1  still fail with today's handler" in said(shop, "--yes", "--only-passing", code=1)
 
     @pytest.mark.dense
     def test_without_yes_it_says_how_many_would_be_sent(self, shop: Shop) -> None:
         with_topic(shop, letter(1), letter(-2))
         told = said(shop, "--only-passing", code=1)
-        assert told.endswith("nothing was sent: add --yes to send the 1 that would pass back\n")
+        assert told.endswith("nothing was sent: add --yes to send back the 1 that would pass\n")
         assert BACK not in attach("shop").topics()
 
     @pytest.mark.dense
@@ -391,7 +391,7 @@ class TestSendingBack:
         place = document(shop, "--yes")
         assert (place["sent"], place["left"]["sent"]) == (2, 1)
         told = said(shop, "--yes")
-        assert "left           3  sent back before, and not failed since\n" in told
+        assert "not sent       3  sent back before, and not failed since\n" in told
         assert "none of its dead letters was selected to be sent back" in told
         assert "nothing to send back" in said(shop), "nor is it tried"
         assert sorted(cast("list[bytes]", sent_back())) == [b"k1", b"k2", b"k3"]
@@ -412,7 +412,7 @@ class TestSendingBack:
         eventually(lambda: failed_again(shop) == 1, what=f"it failed again, and {running.err}")
         place = document(shop, "--yes", "--cap", "1")
         assert (place["sent"], place["left"]["capped"]) == (0, 1)
-        assert "left           1  sent back 1 time or more" in said(shop, "--cap", "1")
+        assert "not sent       1  sent back 1 time or more" in said(shop, "--cap", "1")
         assert document(shop, "--yes")["sent"] == 1, "the cap is 3 if nobody says otherwise"
         marks = [read_added_headers(cast(Any, message.headers())) for message in back(attach("shop").bootstrap)]
         assert [(each["redriven"], each["origin"]) for each in marks] == [(n, "shop:T1:0:1") for n in ("1", "2")]
@@ -554,7 +554,7 @@ class TestWhatIsRefused:
         shop.write("shop")
         assert "no handler of the app has on_error=DeadLetter(...)" in said(shop, code=2)
         shop.broker(**{"orders.dlq": 1})
-        assert "none reads what is sent back" in said(shop, "--topic", "orders.dlq", code=2)
+        assert "none reads letters that are sent back" in said(shop, "--topic", "orders.dlq", code=2)
 
     def test_a_topic_that_is_not_there(self, shop: Shop) -> None:
         with_topic(shop)
@@ -567,21 +567,21 @@ class TestWhatIsRefused:
     def test_places_that_are_not_there_yet_are_none(self, shop: Shop) -> None:
         shop.broker(orders=1)
         shop.write("shop", IN_TABLE)
-        assert "it is made with the first dead letter" in said(shop, "--yes")
+        assert "the first dead letter creates it" in said(shop, "--yes")
         shop.write("shop", MENDED)
         told = said(shop, "--yes")
         assert "topic 'orders.dlq' is not on the cluster" in told or "none of its dead letters" in told
 
     def test_no_letters_are_no_error(self, shop: Shop) -> None:
         with_topic(shop)
-        assert said(shop, "--yes").endswith("total 0 sent back; a running group takes them in within a minute\n")
+        assert said(shop, "--yes").endswith("total 0 sent back; a running group begins to read them within a minute\n")
         assert BACK not in attach("shop").topics()
 
     @pytest.mark.dense
     def test_letters_of_another_group_are_left(self, shop: Shop) -> None:
         with_topic(shop, letter(1, group="audit"))
         told = said(shop, "--yes")
-        assert "left           1  failed in another group" in told
+        assert "not sent       1  failed in another group" in told
         assert not sent_back()
 
     def test_a_group_that_the_app_has_not(self, shop: Shop) -> None:
@@ -643,7 +643,7 @@ class TestOnARealBroker:
         eventually(lambda: back(kafka.bootstrap, made), what="some are sent")
         second = document(shop, "--yes")
         assert slow.end() == 1
-        assert "has started, and this one ends" in slow.err
+        assert "has started, so this one ends" in slow.err
         assert 0 < second["sent"] < 60
         assert sorted(int(cast(bytes, each.key())[1:]) for each in back(kafka.bootstrap, made)) == list(range(1, 61))
         delete_topics(kafka_admin, [made])

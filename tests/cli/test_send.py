@@ -179,13 +179,13 @@ def _read(terminal: int) -> bytes:
         (("orders",), "give one of VALUE, --lines and --null"),
         (("orders", "v", "--null"), "give one of VALUE, --lines and --null"),
         (("orders", "--null", "--lines"), "give one of VALUE, --lines and --null"),
-        (("orders", "v", "--header", "trace"), "'trace' is not written like trace=42"),
-        (("orders", "v", "--header", "=42"), "'=42' is not written like trace=42"),
+        (("orders", "v", "--header", "trace"), "'trace' is not NAME=VALUE, as in trace=42"),
+        (("orders", "v", "--header", "=42"), "'=42' is not NAME=VALUE, as in trace=42"),
         (("orders", "v", "--partition", "-1"), "-1 is not in the range"),
         (("orders", "v", "--app", "shop:app"), "--app and --brokers both name the cluster"),
         (("orders", "@nowhere.json"), "'nowhere.json' cannot be read (No such file or directory): name a file"),
         (("no topic", "v"), "'no topic' is not a topic name"),
-        (("orders", "v", "--partition", "4"), "topic 'orders' has 4 partitions, numbered from 0: no orders/4"),
+        (("orders", "v", "--partition", "4"), "topic 'orders' has 4 partitions, numbered from 0: there is no orders/4"),
     ],
 )
 def test_what_makes_no_sense_ends_with_2_and_says_what_would(shop: Shop, arguments: tuple[str, ...], told: str) -> None:
@@ -208,7 +208,7 @@ def test_a_broker_inside_another_process_cannot_be_written_to(shop: Shop) -> Non
     refused = shop.run("send", "orders", "v", "--brokers", "embedded://")
 
     assert refused.returncode == 2
-    assert "name it to share it, as in embedded://shop" in refused.stderr
+    assert "name the broker to share it, as in embedded://shop" in refused.stderr
 
 
 def test_a_value_that_is_too_large_ends_with_1_and_is_not_written(shop: Shop) -> None:

@@ -333,7 +333,9 @@ def test_a_record_that_retention_has_deleted_is_an_error(stocked: Shop) -> None:
     assert "orders/1 holds 2 to 2; that offset is deleted by retention" in refused.stderr
 
 
-@pytest.mark.parametrize(("address", "told"), [("embedded://", "gone with that"), ("embedded://shop", "not running")])
+@pytest.mark.parametrize(
+    ("address", "told"), [("embedded://", "ended with this process"), ("embedded://shop", "not running")]
+)
 def test_a_broker_that_is_gone_is_an_error_and_is_not_started(shop: Shop, address: str, told: str) -> None:
     shop.write("shop", APP.replace("embedded://shop", address))
     refused = shop.run("try", "shop", "orders/0@0")

@@ -72,7 +72,7 @@ def refuse(name: str, use: Use) -> None:
         def topic(self, partition: Partition) -> Partition:
             return partition._replace(topic=use(partition.topic))
 
-    @fails_in(name, T.test_a_transaction_knows_any_name)
+    @fails_in(name, T.test_a_transaction_works_with_any_group_and_topic_name)
     class Lock(QueueStore):
         def begin(self, group: str, partition: Partition, epoch: int) -> None:
             super().begin(use(group), partition, epoch)
@@ -104,7 +104,7 @@ def means_others(name: str, matches: Callable[[str, str], bool]) -> None:
                 if matches(group, of) and (topics is None or any(matches(t, partition.topic) for t in topics)):
                     super().delete(of, [partition])
 
-    @fails_in(name, T.test_a_transaction_knows_any_name)
+    @fails_in(name, T.test_a_transaction_works_with_any_group_and_topic_name)
     class Moved(QueueStore):
         def end(self, group: str, partition: Partition, epoch: int, tx: QueueTx) -> None:
             super().end(group, partition, epoch, tx)
@@ -122,7 +122,7 @@ means_others("*", glob)
 JOINED, FOLDED, TRIMMED, COMPOSED = NAMES_THAT_MEET
 
 
-@fails_in(JOINED, F.test_names_that_look_alike_are_two_rows)
+@fails_in(JOINED, F.test_similar_names_have_separate_rows)
 class Joined(Renamed):
     """A key made of group and topic, of which nobody can tell where the one ends."""
 
@@ -134,19 +134,19 @@ class Joined(Renamed):
         return Partition(f"{self._group}:{partition.topic}", partition.number)
 
 
-@fails_in(FOLDED, F.test_names_that_look_alike_are_two_rows)
+@fails_in(FOLDED, F.test_similar_names_have_separate_rows)
 class Folded(Renamed):
     def name(self, group: str) -> str:
         return group.lower()
 
 
-@fails_in(TRIMMED, F.test_names_that_look_alike_are_two_rows)
+@fails_in(TRIMMED, F.test_similar_names_have_separate_rows)
 class Trimmed(Renamed):
     def name(self, group: str) -> str:
         return group.rstrip()
 
 
-@fails_in(COMPOSED, F.test_names_that_look_alike_are_two_rows)
+@fails_in(COMPOSED, F.test_similar_names_have_separate_rows)
 class Composed(Renamed):
     def topic(self, partition: Partition) -> Partition:
         return partition._replace(topic=unicodedata.normalize("NFC", partition.topic))

@@ -45,8 +45,8 @@ def fails(*promises: Promise) -> Callable[[_S], _S]:
 
 
 @fails(
-    B.test_rows_are_undone_with_their_transaction,
-    B.test_a_row_is_there_when_its_transaction_has_committed_and_not_before,
+    B.test_outbox_rows_are_rolled_back_with_their_transaction,
+    B.test_an_outbox_row_is_visible_only_after_its_transaction_has_committed,
 )
 class PostsAtOnce(QueueOutbox):
     """On a connection beside the transaction."""
@@ -59,7 +59,7 @@ class PostsAtOnce(QueueOutbox):
             yield tx
 
 
-@fails(B.test_a_transaction_that_was_fenced_leaves_no_rows)
+@fails(B.test_a_fenced_transaction_leaves_no_outbox_rows)
 class PostsBehindTheFence(QueueOutbox):
     def begin(self, group: str, partition: Partition, epoch: int) -> None: ...
 
@@ -81,33 +81,33 @@ class Changed(QueueOutbox):
         raise NotImplementedError
 
 
-@fails(B.test_a_row_has_all_of_its_record)
+@fails(B.test_an_outbox_row_keeps_every_field_of_its_record)
 class NoTombstones(Changed):
     def kept(self, outgoing: Outgoing) -> Outgoing:
         return replace(outgoing, value=outgoing.value or b"")
 
 
-@fails(B.test_a_row_has_all_of_its_record)
+@fails(B.test_an_outbox_row_keeps_every_field_of_its_record)
 class HeadersByName(Changed):
     def kept(self, outgoing: Outgoing) -> Outgoing:
         return replace(outgoing, headers=tuple(dict(outgoing.headers).items()))
 
 
-@fails(B.test_a_row_has_all_of_its_record)
+@fails(B.test_an_outbox_row_keeps_every_field_of_its_record)
 class WholeSeconds(Changed):
     def kept(self, outgoing: Outgoing) -> Outgoing:
         moment: datetime | None = outgoing.timestamp
         return replace(outgoing, timestamp=moment and moment.replace(microsecond=0))
 
 
-@fails(B.test_rows_are_read_in_the_order_in_which_they_were_written_and_no_more_than_asked_for)
+@fails(B.test_outbox_rows_are_read_in_the_order_of_writing_up_to_the_limit)
 class LatestFirst(QueueOutbox):
     def leave(self, group: str, partition: Partition, outgoing: Sequence[Outgoing]) -> None:
         super().leave(group, partition, outgoing)
         self.rows.setdefault((group, partition), []).sort(key=lambda row: -row.number)
 
 
-@fails(B.test_rows_are_read_in_the_order_in_which_they_were_written_and_no_more_than_asked_for)
+@fails(B.test_outbox_rows_are_read_in_the_order_of_writing_up_to_the_limit)
 class AllAtOnce(QueueOutbox):
     def posted(
         self, group: str, epochs: Mapping[Partition, int], most: int, targets: Mapping[Partition, Targets] = NO_TARGETS
@@ -115,7 +115,7 @@ class AllAtOnce(QueueOutbox):
         return super().posted(group, epochs, 1_000_000, targets)
 
 
-@fails(B.test_rows_to_some_topics_or_to_all_others_are_read_apart)
+@fails(B.test_outbox_rows_can_be_read_for_some_topics_or_for_all_other_topics)
 class ReadsAllTopics(QueueOutbox):
     def posted(
         self, group: str, epochs: Mapping[Partition, int], most: int, targets: Mapping[Partition, Targets] = NO_TARGETS
@@ -123,7 +123,7 @@ class ReadsAllTopics(QueueOutbox):
         return super().posted(group, epochs, most)
 
 
-@fails(B.test_rows_to_some_topics_or_to_all_others_are_read_apart)
+@fails(B.test_outbox_rows_can_be_read_for_some_topics_or_for_all_other_topics)
 class CountsBeforeItChooses(QueueOutbox):
     """Rows that are held would keep those behind them from being seen."""
 
@@ -134,7 +134,7 @@ class CountsBeforeItChooses(QueueOutbox):
         return {p: chosen(rows, targets.get(p)) for p, rows in found.items()}
 
 
-@fails(B.test_rows_to_some_topics_or_to_all_others_are_read_apart)
+@fails(B.test_outbox_rows_can_be_read_for_some_topics_or_for_all_other_topics)
 class StraysToAllTopics(QueueOutbox):
     def unowned_rows(self, owner: str, most: int, targets: Targets | None = None) -> list[Posted]:
         return super().unowned_rows(owner, most)
@@ -163,7 +163,7 @@ class AboveForAll(QueueOutbox):
         return super().posted(group, epochs, most, further)
 
 
-@fails(B.test_rows_are_those_of_their_partition_and_group)
+@fails(B.test_only_outbox_rows_of_the_partition_and_group_are_read)
 class OneGroup(QueueOutbox):
     def leave(self, group: str, partition: Partition, outgoing: Sequence[Outgoing]) -> None:
         super().leave(group and "any", partition, outgoing)
@@ -174,7 +174,7 @@ class OneGroup(QueueOutbox):
         return {p: rows for p in epochs if (rows := chosen(self.rows.get(("any", p), []), targets.get(p))[:most])}
 
 
-@fails(B.test_nothing_asked_for_is_nothing_read_and_nothing_deleted)
+@fails(B.test_reading_or_deleting_no_outbox_rows_does_nothing)
 class AllForNone(QueueOutbox):
     """An empty list is taken for no condition."""
 
@@ -186,15 +186,15 @@ class AllForNone(QueueOutbox):
 
 
 @fails(
-    B.test_under_a_stale_epoch_nothing_is_read_and_the_next_owner_reads_it,
-    B.test_after_a_reclaim_the_rows_are_read_under_the_new_epoch,
+    B.test_a_stale_epoch_reads_no_outbox_rows_and_the_next_owner_reads_them,
+    B.test_after_a_reclaim_outbox_rows_are_read_under_the_new_epoch,
 )
 class AnyEpoch(QueueOutbox):
     def is_ours(self, group: str, partition: Partition, epoch: int) -> bool:
         return True
 
 
-@fails(B.test_under_a_stale_epoch_nothing_is_read_and_the_next_owner_reads_it)
+@fails(B.test_a_stale_epoch_reads_no_outbox_rows_and_the_next_owner_reads_them)
 class AllOrNone(QueueOutbox):
     """One partition that is not ours, and nothing is read of the others either."""
 
@@ -205,7 +205,7 @@ class AllOrNone(QueueOutbox):
         return found if len(found) == len(epochs) else {}
 
 
-@fails(B.test_what_was_delivered_is_gone_and_nothing_else)
+@fails(B.test_only_delivered_outbox_rows_are_deleted)
 class DeletesUpTo(QueueOutbox):
     def delivered(self, group: str, numbers: Mapping[Partition, Sequence[int]]) -> None:
         for partition, gone in numbers.items():
@@ -213,7 +213,7 @@ class DeletesUpTo(QueueOutbox):
             self.rows[group, partition] = [row for row in rows if row.number > max(gone, default=0)]
 
 
-@fails(B.test_what_was_delivered_is_gone_and_nothing_else)
+@fails(B.test_only_delivered_outbox_rows_are_deleted)
 class DeletesOnce(QueueOutbox):
     def delivered(self, group: str, numbers: Mapping[Partition, Sequence[int]]) -> None:
         there = {row.number for rows in self.rows.values() for row in rows}
@@ -222,13 +222,13 @@ class DeletesOnce(QueueOutbox):
         super().delivered(group, numbers)
 
 
-@fails(B.test_what_was_delivered_of_several_partitions_is_gone_at_once)
+@fails(B.test_delivered_outbox_rows_of_several_partitions_are_deleted_together)
 class DeletesOfTheFirst(QueueOutbox):
     def delivered(self, group: str, numbers: Mapping[Partition, Sequence[int]]) -> None:
         super().delivered(group, dict(list(numbers.items())[:1]))
 
 
-@fails(B.test_what_a_zombie_has_delivered_is_gone_as_well)
+@fails(B.test_an_outbox_row_that_a_zombie_delivered_is_deleted_too)
 class OwnersDelete(QueueOutbox):
     """Whoever has read last."""
 
@@ -245,7 +245,7 @@ class OwnersDelete(QueueOutbox):
             super().delivered(group, numbers)
 
 
-@fails(B.test_a_number_is_never_given_out_again)
+@fails(B.test_the_number_of_an_outbox_row_is_never_used_again)
 class NumbersAgain(QueueOutbox):
     """The highest that is there, and one: as SQLite does without `autoincrement`."""
 
@@ -253,20 +253,20 @@ class NumbersAgain(QueueOutbox):
         return 1 + max((row.number for rows in self.rows.values() for row in rows), default=0)
 
 
-@fails(B.test_a_row_of_a_person_s_own_transaction_is_there_if_it_commits)
+@fails(B.test_an_outbox_row_of_a_user_transaction_exists_only_if_it_commits)
 class OwnAtOnce(QueueOutbox):
     @contextmanager
     def own(self) -> Iterator[Callable[[str, Any], object]]:
         yield lambda statement, outgoing: self.leave("", UNOWNED, [outgoing])
 
 
-@fails(B.test_what_is_nobody_s_has_one_sender_at_a_time)
+@fails(B.test_outbox_rows_without_a_partition_have_one_sender_at_a_time)
 class Everybody(QueueOutbox):
     def unowned_rows(self, owner: str, most: int, targets: Targets | None = None) -> list[Posted]:
         return chosen(self.rows.get(("", UNOWNED), []), targets)[:most]
 
 
-@fails(B.test_what_is_nobody_s_has_one_sender_at_a_time)
+@fails(B.test_outbox_rows_without_a_partition_have_one_sender_at_a_time)
 class OncePerLease(QueueOutbox):
     """Who has it does not get it again."""
 
@@ -274,38 +274,38 @@ class OncePerLease(QueueOutbox):
         return [] if self.sender is not None else super().unowned_rows(owner, most, targets)
 
 
-@fails(B.test_what_is_nobody_s_is_gone_when_it_was_delivered)
+@fails(B.test_an_outbox_row_without_a_partition_is_deleted_when_delivered)
 class KeepsStrays(QueueOutbox):
     def delivered(self, group: str, numbers: Mapping[Partition, Sequence[int]]) -> None:
         super().delivered(group or "nobody", numbers)
 
 
-@fails(B.test_what_is_nobody_s_and_what_is_a_partition_s_are_apart)
+@fails(B.test_outbox_rows_with_and_without_a_partition_are_read_separately)
 class StraysOfAll(QueueOutbox):
     def unowned_rows(self, owner: str, most: int, targets: Targets | None = None) -> list[Posted]:
         super().unowned_rows(owner, most, targets)
         return [row for rows in self.rows.values() for row in rows][:most]
 
 
-@fails(B.test_an_origin_is_taken_in_once_by_each_group)
+@fails(B.test_an_origin_is_recorded_once_by_each_group)
 class TakesAll(QueueOutbox):
     def take(self, group: str, origins: set[str]) -> None: ...
 
 
-@fails(B.test_an_origin_is_taken_in_once_by_each_group)
+@fails(B.test_an_origin_is_recorded_once_by_each_group)
 class TakesForAll(QueueOutbox):
     def take(self, group: str, origins: set[str]) -> None:
         for known in {*self.seen, group, f"{group}-other"}:
             super().take(known, origins)
 
 
-@fails(B.test_an_origin_is_taken_in_once_by_each_group)
+@fails(B.test_an_origin_is_recorded_once_by_each_group)
 class ForgetsAll(QueueOutbox):
     def forget_origins(self) -> None:
         self.seen.clear()
 
 
-@fails(B.test_what_was_taken_in_is_undone_with_its_transaction)
+@fails(B.test_recorded_origins_are_rolled_back_with_their_transaction)
 class TakesAtOnce(QueueOutbox):
     @contextmanager
     def transaction(self, group: str, partition: Partition, epoch: int) -> Iterator[QueueOutboxTx]:
@@ -316,7 +316,7 @@ class TakesAtOnce(QueueOutbox):
                 self.take(group, tx.taken)
 
 
-@fails(B.test_an_outbox_that_is_away_says_so_and_has_its_rows_when_it_is_back)
+@fails(B.test_an_outage_raises_store_unavailable_and_loses_no_outbox_row)
 class SilentlyAway(QueueOutbox):
     def delivered(self, group: str, numbers: Mapping[Partition, Sequence[int]]) -> None:
         try:

@@ -83,24 +83,24 @@ def fails_in(case: object, *promises: Promise) -> Callable[[_S], _S]:
 # Offsets
 
 
-@fails(L.test_a_partition_without_a_row_is_left_out)
+@fails(L.test_load_omits_a_partition_without_a_row)
 class Inventive(MemoryStore):
     def load(self, group: str, partitions: Iterable[Partition]) -> Rows:
         wanted = list(partitions)
         return {**dict.fromkeys(wanted, Position(0)), **super().load(group, wanted)}
 
 
-@fails(L.test_what_was_saved_is_loaded, L.test_the_same_offset_may_be_saved_again)
+@fails(L.test_a_saved_offset_is_loaded, L.test_the_same_offset_may_be_saved_again)
 class Forgetful(MemoryStore):
     def save(self, group: str, positions: Positions) -> None: ...
 
 
-@fails(L.test_what_was_saved_is_loaded_by_another_object_on_the_same_place)
+@fails(L.test_a_saved_offset_is_loaded_by_another_store_object)
 class Lonely(MemoryStore):
     """Keeps its rows in the object, where two objects are meant to be on one place."""
 
 
-@fails(L.test_the_first_use_of_the_place_may_be_by_several_at_once)
+@fails(L.test_several_store_objects_may_make_the_first_use_at_once)
 class MakesItsTablesOnce(MemoryStore):
     made = False
 
@@ -113,14 +113,14 @@ class MakesItsTablesOnce(MemoryStore):
         return super().load(group, partitions)
 
 
-@fails(L.test_only_what_is_asked_for_is_loaded)
+@fails(L.test_load_returns_only_the_requested_partitions)
 class Generous(MemoryStore):
     def load(self, group: str, partitions: Iterable[Partition]) -> Rows:
         list(partitions)
         return {p: row for (g, p), row in self._rows.items() if g == group}
 
 
-@fails(L.test_nothing_asked_for_is_nothing_loaded_and_nothing_saved, F.test_nothing_to_reclaim_is_nothing_reclaimed)
+@fails(L.test_load_and_save_of_no_partitions_do_nothing, F.test_a_reclaim_of_no_partitions_returns_nothing)
 class EmptyIsASyntaxError(MemoryStore):
     def load(self, group: str, partitions: Iterable[Partition]) -> Rows:
         if not (wanted := list(partitions)):
@@ -159,14 +159,14 @@ class Float(MemoryStore):
     F.test_an_offset_that_would_go_backwards_is_refused,
     F.test_a_stale_epoch_is_refused_and_changes_nothing,
     F.test_an_epoch_that_was_never_given_out_is_refused,
-    F.test_a_save_from_an_offset_that_the_row_does_not_have_is_refused,
+    F.test_a_save_is_refused_if_the_row_is_not_at_the_previous_offset,
     F.test_a_save_is_all_or_none,
-    F.test_a_reset_is_a_new_epoch_so_that_whoever_runs_is_fenced,
-    F.test_a_claim_of_some_partitions_leaves_the_others_alone,
-    F.test_after_a_reclaim_the_old_epoch_saves_nothing_and_the_new_one_does,
-    F.test_of_16_claims_at_once_exactly_one_can_save_in_each_partition,
-    F.test_two_owners_that_fence_each_other_in_turn_end_with_one,
-    F.test_a_reclaim_and_a_claim_at_once_leave_one_owner,
+    F.test_a_reset_raises_the_epoch_and_fences_a_running_owner,
+    F.test_a_claim_of_some_partitions_does_not_change_the_others,
+    F.test_after_a_reclaim_only_the_new_epoch_can_save,
+    F.test_after_16_concurrent_claims_exactly_one_owner_can_save,
+    F.test_two_owners_that_claim_in_turn_end_with_one_owner,
+    F.test_a_concurrent_reclaim_and_claim_leave_one_owner,
 )
 class Careless(MemoryStore):
     """The fence is off: a save is checked for nothing."""
@@ -174,7 +174,7 @@ class Careless(MemoryStore):
     def _check(self, group: str, partition: Partition, position: Position) -> None: ...
 
 
-@fails(F.test_a_save_from_an_offset_that_the_row_does_not_have_is_refused)
+@fails(F.test_a_save_is_refused_if_the_row_is_not_at_the_previous_offset)
 class OverTheTail(MemoryStore):
     """A save only looks whether it goes forward."""
 
@@ -182,7 +182,7 @@ class OverTheTail(MemoryStore):
         super()._check(group, partition, replace(position, previous=None))
 
 
-@fails(F.test_a_save_whose_answer_was_lost_may_be_made_again)
+@fails(F.test_a_save_whose_reply_was_lost_may_be_repeated)
 class OnlyOnce(MemoryStore):
     def _check(self, group: str, partition: Partition, position: Position) -> None:
         super()._check(group, partition, position)
@@ -196,7 +196,7 @@ class OnlyForward(MemoryStore):
         super()._check(group, partition, replace(position, next_offset=position.next_offset - 1))
 
 
-@fails(L.test_a_save_that_is_not_kept_is_an_error, F.test_a_stale_epoch_is_refused_and_changes_nothing)
+@fails(L.test_a_save_that_is_not_stored_raises_an_error, F.test_a_stale_epoch_is_refused_and_changes_nothing)
 class Silent(MemoryStore):
     def save(self, group: str, positions: Positions) -> None:
         try:
@@ -205,14 +205,14 @@ class Silent(MemoryStore):
             return
 
 
-@fails(L.test_a_reset_goes_anywhere)
+@fails(L.test_a_reset_can_set_any_offset)
 class NeverBack(MemoryStore):
     def reset(self, group: str, offsets: Mapping[Partition, int]) -> None:
         rows = self.load(group, offsets)
         super().reset(group, {p: max(at, rows.get(p, Position(0)).next_offset) for p, at in offsets.items()})
 
 
-@fails(L.test_after_a_reset_it_goes_on_from_there)
+@fails(L.test_after_a_reset_claim_and_save_continue_from_the_new_offset)
 class HighWater(MemoryStore):
     highest = 0
 
@@ -224,18 +224,18 @@ class HighWater(MemoryStore):
         super().save(group, positions)
 
 
-@fails(L.test_a_deleted_group_is_forgotten_and_no_other_is, L.test_the_groups_that_have_rows_are_listed_sorted)
+@fails(L.test_delete_removes_the_rows_of_one_group_only, L.test_the_groups_that_have_rows_are_listed_sorted)
 class Hoarder(MemoryStore):
     def delete(self, group: str, partitions: Iterable[Partition] | None = None) -> None: ...
 
 
-@fails(L.test_a_deleted_group_is_forgotten_and_no_other_is)
+@fails(L.test_delete_removes_the_rows_of_one_group_only)
 class Thorough(MemoryStore):
     def delete(self, group: str, partitions: Iterable[Partition] | None = None) -> None:
         self._rows.clear()
 
 
-@fails(L.test_to_delete_what_is_not_there_is_no_error)
+@fails(L.test_deleting_a_missing_group_is_no_error)
 class Pedantic(MemoryStore):
     def delete(self, group: str, partitions: Iterable[Partition] | None = None) -> None:
         if group not in self.groups():
@@ -243,7 +243,7 @@ class Pedantic(MemoryStore):
         super().delete(group, partitions)
 
 
-@fails(L.test_chosen_partitions_are_forgotten_or_the_store_says_that_it_cannot)
+@fails(L.test_delete_removes_only_the_given_partitions_or_raises)
 class WholeGroup(MemoryStore):
     def delete(self, group: str, partitions: Iterable[Partition] | None = None) -> None:
         super().delete(group)
@@ -292,7 +292,7 @@ class Renamed(MemoryStore):
 
 @fails(
     L.test_groups_do_not_see_each_other_s_offsets,
-    F.test_a_claim_in_one_group_leaves_the_other_group_s_owner_alone,
+    F.test_a_claim_in_one_group_does_not_fence_the_owner_in_another_group,
 )
 class OneForAll(Renamed):
     def name(self, group: str) -> str:
@@ -303,7 +303,7 @@ class OneForAll(Renamed):
     L.test_a_topic_s_id_is_kept_with_the_offset,
     L.test_an_unknown_topic_id_never_overwrites_a_known_one,
     L.test_a_known_topic_id_overwrites_an_unknown_one,
-    L.test_a_topic_that_was_made_again_is_an_error_and_not_a_jump,
+    L.test_a_recreated_topic_raises_an_error_and_keeps_the_offset,
 )
 class NoTopicIds(MemoryStore):
     def save(self, group: str, positions: Positions) -> None:
@@ -326,7 +326,7 @@ class LastTopicId(MemoryStore):
 
 @fails(
     L.test_the_leader_epoch_is_kept_with_the_offset,
-    F.test_missing_rows_are_pinned_at_what_start_answers_and_it_is_asked_for_no_other,
+    F.test_start_is_called_only_for_missing_rows_and_its_offsets_are_stored,
 )
 class NoLeaderEpochs(MemoryStore):
     def save(self, group: str, positions: Positions) -> None:
@@ -339,7 +339,7 @@ class NoLeaderEpochs(MemoryStore):
         return super().claim(group, partitions, owner, without, terms)
 
 
-@fails(L.test_the_leader_epoch_of_another_offset_does_not_survive_a_reset)
+@fails(L.test_a_reset_removes_the_leader_epoch)
 class KeepsTheLeaderEpoch(MemoryStore):
     def reset(self, group: str, offsets: Mapping[Partition, int]) -> None:
         before = self.load(group, offsets)
@@ -348,7 +348,7 @@ class KeepsTheLeaderEpoch(MemoryStore):
             self._rows[group, p] = replace(self._rows[group, p], leader_epoch=row.leader_epoch)
 
 
-@fails(L.test_a_reset_forgets_the_topic_s_id)
+@fails(L.test_a_reset_removes_the_topic_id)
 class KeepsTheTopicId(MemoryStore):
     def reset(self, group: str, offsets: Mapping[Partition, int]) -> None:
         before = self.load(group, offsets)
@@ -358,8 +358,8 @@ class KeepsTheTopicId(MemoryStore):
 
 
 @fails(
-    L.test_it_can_be_used_again_after_it_was_closed,
-    T.test_transactions_go_on_after_the_store_was_closed,
+    L.test_a_closed_store_can_be_used_again,
+    T.test_a_closed_store_can_begin_new_transactions,
 )
 class ClosedForGood(QueueStore):
     closed = False
@@ -380,7 +380,7 @@ class ClosedForGood(QueueStore):
             raise Broken("closed")
 
 
-@fails(L.test_it_may_be_closed_without_having_been_used_and_twice)
+@fails(L.test_a_store_can_be_closed_unused_and_twice)
 class ClosesOnce(MemoryStore):
     closed = False
 
@@ -390,12 +390,12 @@ class ClosesOnce(MemoryStore):
         self.closed = True
 
 
-@fails(L.test_it_says_what_it_promises)
+@fails(L.test_a_store_has_a_guarantee_and_an_address)
 class Mute(MemoryStore):
     guarantee: ClassVar[str] = ""
 
 
-@fails(L.test_a_place_that_is_away_is_said_so_and_found_again)
+@fails(L.test_an_outage_raises_store_unavailable_and_loses_no_offset)
 class DriverErrors(QueueStore):
     """Lets through what its driver raises."""
 
@@ -406,7 +406,7 @@ class DriverErrors(QueueStore):
             raise ConnectionError from error
 
 
-@fails(L.test_a_place_that_is_away_is_said_so_and_found_again)
+@fails(L.test_an_outage_raises_store_unavailable_and_loses_no_offset)
 class Cached(QueueStore):
     """ClaimResults from memory what only the place can know."""
 
@@ -418,14 +418,14 @@ class Cached(QueueStore):
 
 
 @fails(
-    F.test_every_claim_raises_the_epoch_also_one_by_the_same_owner,
-    F.test_a_claim_reads_the_position_and_names_the_owner,
-    F.test_of_16_claims_at_once_each_wins_an_epoch_and_the_start_is_pinned_once,
-    F.test_a_claim_of_several_partitions_is_one_step,
-    F.test_of_16_claims_at_once_exactly_one_can_save_in_each_partition,
+    F.test_every_claim_raises_the_epoch_even_by_the_same_owner,
+    F.test_a_claim_returns_the_position_and_records_the_owner,
+    F.test_16_concurrent_claims_get_16_epochs_and_one_start_offset,
+    F.test_a_claim_of_several_partitions_is_atomic,
+    F.test_after_16_concurrent_claims_exactly_one_owner_can_save,
     F.test_a_stale_epoch_is_refused_and_changes_nothing,
     F.test_a_reclaim_raises_the_epoch_and_reads_the_position,
-    F.test_after_a_reclaim_the_old_epoch_saves_nothing_and_the_new_one_does,
+    F.test_after_a_reclaim_only_the_new_epoch_can_save,
 )
 class NoEpochs(MemoryStore):
     def _claim(
@@ -437,9 +437,9 @@ class NoEpochs(MemoryStore):
 
 
 @fails(
-    F.test_missing_rows_are_pinned_at_what_start_answers_and_it_is_asked_for_no_other,
+    F.test_start_is_called_only_for_missing_rows_and_its_offsets_are_stored,
     F.test_start_is_not_called_when_no_row_is_missing,
-    F.test_nothing_to_claim_is_nothing_claimed,
+    F.test_a_claim_of_no_partitions_returns_nothing,
 )
 class AsksForAll(MemoryStore):
     def claim(
@@ -449,7 +449,7 @@ class AsksForAll(MemoryStore):
         return super().claim(group, partitions, owner, start, terms)
 
 
-@fails(F.test_a_claim_for_which_no_start_is_found_claims_nothing)
+@fails(F.test_a_claim_whose_start_raises_claims_nothing)
 class ClaimsFirst(MemoryStore):
     def claim(
         self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
@@ -459,7 +459,7 @@ class ClaimsFirst(MemoryStore):
         return super().claim(group, partitions, owner, start, terms)
 
 
-@fails(F.test_a_row_that_goes_while_start_is_asked_ends_in_no_error_but_ours)
+@fails(F.test_a_delete_while_start_runs_raises_only_a_kconsume_error)
 class Trusting(MemoryStore):
     """Believes that what was there is there."""
 
@@ -475,8 +475,8 @@ class Trusting(MemoryStore):
 
 
 @fails(
-    F.test_a_claim_of_some_partitions_leaves_the_others_alone,
-    T.test_a_claim_of_one_partition_leaves_the_transaction_on_another_alone,
+    F.test_a_claim_of_some_partitions_does_not_change_the_others,
+    T.test_a_claim_of_one_partition_does_not_end_the_transaction_on_another,
 )
 class FencesTheGroup(QueueStore):
     def claim(
@@ -495,7 +495,7 @@ class AtLeast(MemoryStore):
         super()._check(group, partition, replace(position, epoch=min(position.epoch, row.epoch if row else 0)))
 
 
-@fails(F.test_nothing_is_saved_where_no_row_is, F.test_after_a_delete_the_owner_is_fenced)
+@fails(F.test_a_save_without_a_row_is_refused_and_creates_none, F.test_after_a_delete_the_owner_is_fenced)
 class Upsert(MemoryStore):
     def save(self, group: str, positions: Positions) -> None:
         for p, row in positions.items():
@@ -510,18 +510,18 @@ class OneByOne(MemoryStore):
             super().save(group, {partition: position})
 
 
-@fails(F.test_a_reclaim_of_what_another_has_claimed_is_refused_and_raises_nothing)
+@fails(F.test_a_reclaim_after_the_claim_of_another_owner_is_refused_and_raises_no_epoch)
 class ReclaimsOneByOne(MemoryStore):
     def reclaim(self, group: str, epochs: Mapping[Partition, int], owner: str) -> Rows:
         return {p: super(ReclaimsOneByOne, self).reclaim(group, {p: epoch}, owner)[p] for p, epoch in epochs.items()}
 
 
 @fails(
-    F.test_a_reclaim_of_what_another_has_claimed_is_refused_and_raises_nothing,
-    F.test_a_reclaim_of_what_has_no_row_is_refused_and_makes_none,
-    F.test_a_reclaim_and_a_claim_at_once_leave_one_owner,
+    F.test_a_reclaim_after_the_claim_of_another_owner_is_refused_and_raises_no_epoch,
+    F.test_a_reclaim_without_a_row_is_refused_and_creates_none,
+    F.test_a_concurrent_reclaim_and_claim_leave_one_owner,
     F.test_after_a_delete_the_owner_is_fenced,
-    F.test_a_reset_is_a_new_epoch_so_that_whoever_runs_is_fenced,
+    F.test_a_reset_raises_the_epoch_and_fences_a_running_owner,
 )
 class ReclaimsAnyhow(MemoryStore):
     def reclaim(self, group: str, epochs: Mapping[Partition, int], owner: str) -> Rows:
@@ -532,7 +532,7 @@ class ReclaimsAnyhow(MemoryStore):
         return granted(self.claim(group, list(epochs), owner, lambda ps: dict.fromkeys(ps, Position(0))))
 
 
-@fails(F.test_a_reset_is_a_new_epoch_so_that_whoever_runs_is_fenced)
+@fails(F.test_a_reset_raises_the_epoch_and_fences_a_running_owner)
 class ResetsUnderTheOwner(MemoryStore):
     def reset(self, group: str, offsets: Mapping[Partition, int]) -> None:
         before = self.load(group, offsets)
@@ -541,7 +541,7 @@ class ResetsUnderTheOwner(MemoryStore):
             self._rows[group, p] = replace(self._rows[group, p], epoch=row.epoch)
 
 
-@fails(F.test_what_comes_after_a_reset_is_told_from_what_came_before)
+@fails(F.test_the_reset_epoch_changes_at_a_reset_and_not_at_a_claim_or_save)
 class ResetsWithoutATrace(MemoryStore):
     """As every store did when the row had no place for it."""
 
@@ -553,7 +553,7 @@ class ResetsWithoutATrace(MemoryStore):
             self._rows[group, p] = replace(self._rows[group, p], reset_epoch=was)
 
 
-@fails(F.test_what_comes_after_a_reset_is_told_from_what_came_before)
+@fails(F.test_the_reset_epoch_changes_at_a_reset_and_not_at_a_claim_or_save)
 class TakesClaimsForResets(MemoryStore):
     def claim(
         self,
@@ -568,7 +568,7 @@ class TakesClaimsForResets(MemoryStore):
         return {**self.load(group, partitions)}
 
 
-@fails(F.test_what_comes_after_a_reset_is_told_from_what_came_before)
+@fails(F.test_the_reset_epoch_changes_at_a_reset_and_not_at_a_claim_or_save)
 class ForgetsResetsWithTheRow(MemoryStore):
     def claim(
         self,
@@ -585,7 +585,7 @@ class ForgetsResetsWithTheRow(MemoryStore):
         return {**self.load(group, partitions)}
 
 
-@fails(F.test_its_name_is_one_for_every_object_on_the_place)
+@fails(F.test_all_store_objects_on_one_place_have_the_same_identity)
 class NamesItselfAnew(MemoryStore):
     def identity(self) -> str:
         return f"{time.perf_counter_ns()}"
@@ -606,20 +606,20 @@ def _declares(part: str) -> type[MemoryStore]:
 
 
 for _part in PARTS:
-    fails_in(_part, L.test_a_declared_part_is_there)(_declares(_part[0]))
+    fails_in(_part, L.test_a_declared_capability_is_implemented)(_declares(_part[0]))
 
 
-@fails(F.test_a_row_that_was_deleted_is_told_from_one_that_was_lost)
-@fails_in("the group", F.test_to_delete_what_is_not_there_is_known_until_it_is_made)
-@fails_in("partitions", F.test_to_delete_what_is_not_there_is_known_until_it_is_made)
+@fails(F.test_a_deleted_row_is_distinguished_from_a_lost_row)
+@fails_in("the group", F.test_the_delete_of_a_missing_row_is_recorded_until_the_row_is_created)
+@fails_in("partitions", F.test_the_delete_of_a_missing_row_is_recorded_until_the_row_is_created)
 class DeletesWithoutATrace(MemoryStore):
     def deleted(self, group: str, partitions: Iterable[Partition]) -> dict[Partition, int]:
         return {}
 
 
-@fails(F.test_a_row_that_was_deleted_is_told_from_one_that_was_lost)
-@fails_in("the group", F.test_to_delete_what_is_not_there_is_known_until_it_is_made)
-@fails_in("partitions", F.test_to_delete_what_is_not_there_is_known_until_it_is_made)
+@fails(F.test_a_deleted_row_is_distinguished_from_a_lost_row)
+@fails_in("the group", F.test_the_delete_of_a_missing_row_is_recorded_until_the_row_is_created)
+@fails_in("partitions", F.test_the_delete_of_a_missing_row_is_recorded_until_the_row_is_created)
 class StaysDeleted(MemoryStore):
     """What is lost later looks as if it had been deleted."""
 
@@ -627,27 +627,27 @@ class StaysDeleted(MemoryStore):
         return dict.fromkeys(super().deleted(group, partitions), ALWAYS)
 
 
-@fails(F.test_a_reset_of_what_is_not_there_is_a_row_that_a_claim_takes_up)
+@fails(F.test_a_reset_without_a_row_creates_one_for_the_next_claim)
 class ResetsWhatIsThere(MemoryStore):
     def reset(self, group: str, offsets: Mapping[Partition, int]) -> None:
         rows = self.load(group, offsets)
         super().reset(group, {p: at for p, at in offsets.items() if p in rows})
 
 
-@fails(F.test_a_zombie_from_before_a_delete_is_fenced_from_what_was_made_after_it)
+@fails(F.test_a_zombie_from_before_a_delete_is_fenced_after_the_row_is_created_again)
 class ForgetsEpochs(MemoryStore):
     def delete(self, group: str, partitions: Iterable[Partition] | None = None) -> None:
         super().delete(group, partitions)
         self._last_epoch = 0
 
 
-@fails(F.test_a_row_says_when_it_was_changed)
+@fails(F.test_a_row_has_the_time_of_its_last_change)
 class Timeless(MemoryStore):
     def load(self, group: str, partitions: Iterable[Partition]) -> Rows:
         return {p: replace(row, updated_at=None) for p, row in super().load(group, partitions).items()}
 
 
-@fails(F.test_of_16_claims_at_once_each_wins_an_epoch_and_the_start_is_pinned_once)
+@fails(F.test_16_concurrent_claims_get_16_epochs_and_one_start_offset)
 class ReadsFirstWritesLater(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
@@ -663,7 +663,7 @@ class ReadsFirstWritesLater(MemoryStore):
         return {p: self._rows[group, p] for p in partitions}
 
 
-@fails(F.test_a_claim_of_several_partitions_is_one_step)
+@fails(F.test_a_claim_of_several_partitions_is_atomic)
 class ClaimsOneByOne(MemoryStore):
     def claim(
         self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
@@ -675,7 +675,7 @@ class ClaimsOneByOne(MemoryStore):
         return rows
 
 
-@fails(F.test_1000_partitions_are_claimed_in_one_go)
+@fails(F.test_1000_partitions_are_claimed_together)
 class RoundTrips(MemoryStore):
     """One for each partition, on a place that cannot count them."""
 
@@ -699,7 +699,7 @@ class Counted(MemoryStore):
         return super().claim(group, partitions, owner, start, terms)
 
 
-@fails(F.test_1000_partitions_are_claimed_in_one_go)
+@fails(F.test_1000_partitions_are_claimed_together)
 class CountedRoundTrips(Counted):
     def claim(
         self, group: str, partitions: Sequence[Partition], owner: str, start: Start, terms: ClaimTerms | None = None
@@ -708,7 +708,7 @@ class CountedRoundTrips(Counted):
         return super().claim(group, partitions, owner, start, terms)
 
 
-@fails(F.test_1000_partitions_are_claimed_in_one_go)
+@fails(F.test_1000_partitions_are_claimed_together)
 class PinnedOneByOne(Counted):
     """Only rows that are to be made take one each."""
 
@@ -725,13 +725,13 @@ class PinnedOneByOne(Counted):
 @fails(
     F.test_a_claim_of_an_earlier_generation_is_refused_and_changes_nothing,
     F.test_generations_are_compared_as_numbers,
-    F.test_of_one_generation_only_the_owner_claims_again,
-    F.test_after_a_reset_the_owner_claims_again_and_who_comes_late_does_not,
-    F.test_a_claim_without_terms_is_granted_and_leaves_the_generation_as_it_is,
-    F.test_each_partition_of_a_claim_has_its_own_answer,
-    F.test_a_claim_that_names_epochs_is_refused_where_another_has_claimed_since,
-    F.test_a_claim_that_names_epochs_makes_no_row,
-    F.test_of_16_claims_at_once_the_latest_generation_has_the_partitions_in_the_end,
+    F.test_in_the_same_generation_only_the_owner_may_claim_again,
+    F.test_after_a_reset_the_owner_may_claim_and_an_earlier_generation_is_refused,
+    F.test_a_claim_without_terms_is_granted_and_keeps_the_generation_of_the_row,
+    F.test_a_claim_has_a_separate_result_for_each_partition,
+    F.test_a_claim_with_epochs_is_refused_if_another_owner_has_claimed_since,
+    F.test_a_claim_with_epochs_does_not_create_a_missing_row,
+    F.test_after_16_concurrent_claims_the_latest_generation_owns_the_partitions,
 )
 class GrantsAll(MemoryStore):
     """The order is off: whoever claims, has it."""
@@ -743,7 +743,7 @@ class GrantsAll(MemoryStore):
 @fails(
     F.test_a_claim_of_a_later_generation_is_granted_and_its_generation_is_kept,
     F.test_a_claim_of_an_earlier_generation_is_refused_and_changes_nothing,
-    F.test_a_claim_that_names_epochs_depends_on_these_alone,
+    F.test_a_claim_with_epochs_compares_only_the_epochs,
 )
 class ForgetsGenerations(MemoryStore):
     def _claim(
@@ -760,13 +760,13 @@ class ComparesText(MemoryStore):
         return super()._accepts(row, partition, owner, terms)
 
 
-@fails(F.test_of_one_generation_only_the_owner_claims_again)
+@fails(F.test_in_the_same_generation_only_the_owner_may_claim_again)
 class AsksForNoOwner(MemoryStore):
     def _accepts(self, row: Position | None, partition: Partition, owner: str, terms: ClaimTerms | None) -> bool:
         return super()._accepts(None if row is None else replace(row, owner=owner), partition, owner, terms)
 
 
-@fails(F.test_after_a_reset_the_owner_claims_again_and_who_comes_late_does_not)
+@fails(F.test_after_a_reset_the_owner_may_claim_and_an_earlier_generation_is_refused)
 class LastOwner(MemoryStore):
     """A reset takes the owner away, and this one asks for him all the same."""
 
@@ -775,14 +775,14 @@ class LastOwner(MemoryStore):
         return super()._accepts(replace(row, owner="nobody") if row and nobody else row, partition, owner, terms)
 
 
-@fails(F.test_a_row_without_a_generation_is_granted_to_any)
+@fails(F.test_a_row_without_a_generation_may_be_claimed_under_any_generation)
 class RefusesOldRows(MemoryStore):
     def _accepts(self, row: Position | None, partition: Partition, owner: str, terms: ClaimTerms | None) -> bool:
         old = terms is not None and row is not None and row.generation is None
         return not old and super()._accepts(row, partition, owner, terms)
 
 
-@fails(F.test_a_claim_without_terms_is_granted_and_leaves_the_generation_as_it_is)
+@fails(F.test_a_claim_without_terms_is_granted_and_keeps_the_generation_of_the_row)
 class ErasesGenerations(MemoryStore):
     def _claim(
         self, group: str, partition: Partition, owner: str, pinned: Positions, terms: ClaimTerms | None = None
@@ -792,7 +792,7 @@ class ErasesGenerations(MemoryStore):
         return self._rows[group, partition]
 
 
-@fails(F.test_each_partition_of_a_claim_has_its_own_answer)
+@fails(F.test_a_claim_has_a_separate_result_for_each_partition)
 class OneForAllOfThem(MemoryStore):
     """One partition that is refused condemns the others."""
 
@@ -804,14 +804,14 @@ class OneForAllOfThem(MemoryStore):
         return dict.fromkeys(answers, refused[0]) if refused else answers
 
 
-@fails(F.test_a_claim_that_names_epochs_depends_on_these_alone)
+@fails(F.test_a_claim_with_epochs_compares_only_the_epochs)
 class AsksForBoth(MemoryStore):
     def _accepts(self, row: Position | None, partition: Partition, owner: str, terms: ClaimTerms | None) -> bool:
         earlier = terms is not None and row is not None and (row.generation or 0) > terms.generation
         return not earlier and super()._accepts(row, partition, owner, terms)
 
 
-@fails(F.test_a_claim_that_names_epochs_makes_no_row)
+@fails(F.test_a_claim_with_epochs_does_not_create_a_missing_row)
 class PinsWhatWasDeleted(MemoryStore):
     def _accepts(self, row: Position | None, partition: Partition, owner: str, terms: ClaimTerms | None) -> bool:
         return row is None or super()._accepts(row, partition, owner, terms)

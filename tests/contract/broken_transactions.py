@@ -41,7 +41,7 @@ class LastOnly(QueueStore):
 
 
 @fails(
-    T.test_an_error_of_the_handler_undoes_both_and_is_its_own,
+    T.test_a_handler_error_rolls_back_writes_and_offset_and_is_raised_unchanged,
     T.test_after_an_error_the_next_transaction_is_clean,
 )
 class CommitsAnyhow(QueueStore):
@@ -54,7 +54,7 @@ class CommitsAnyhow(QueueStore):
             self.end(group, partition, epoch, tx)
 
 
-@fails(T.test_an_interrupt_undoes_both)
+@fails(T.test_an_interrupt_rolls_back_writes_and_offset)
 class ExpectsExceptions(QueueStore):
     @contextmanager
     def transaction(self, group: str, partition: Partition, epoch: int) -> Iterator[QueueTx]:
@@ -69,7 +69,7 @@ class ExpectsExceptions(QueueStore):
                 self.end(group, partition, epoch, tx)
 
 
-@fails(T.test_after_an_error_the_next_transaction_is_clean, T.test_a_transaction_that_has_failed_is_not_used_again)
+@fails(T.test_after_an_error_the_next_transaction_is_clean, T.test_a_transaction_that_has_failed_refuses_further_use)
 class PoolsWhatFailed(QueueStore):
     """The connection of a transaction that failed is lent again as it is."""
 
@@ -87,13 +87,13 @@ class PoolsWhatFailed(QueueStore):
         self.end(group, partition, epoch, tx)
 
 
-@fails(T.test_an_advance_of_32_bits_and_more)
+@fails(T.test_an_advance_takes_offsets_above_32_bits)
 class ThirtyTwoBitAdvance(QueueStore):
     def moved(self, row: Position, old: int, new: int, leader_epoch: int | None) -> Position:
         return super().moved(row, old, new & 0xFFFFFFFF, leader_epoch)
 
 
-@fails(T.test_the_topic_s_id_and_owner_survive_an_advance)
+@fails(T.test_an_advance_keeps_the_topic_id_and_the_owner)
 class NewRow(QueueStore):
     def moved(self, row: Position, old: int, new: int, leader_epoch: int | None) -> Position:
         return Position(super().moved(row, old, new, leader_epoch).next_offset, row.epoch, leader_epoch=leader_epoch)
@@ -110,9 +110,9 @@ class BlamesItself(QueueStore):
 
 
 @fails(
-    T.test_an_advance_from_where_we_are_not_leaves_nothing,
-    T.test_a_commit_behind_an_advance_that_was_refused_commits_nothing,
-    T.test_a_refused_advance_is_told_although_nobody_looked,
+    T.test_an_advance_from_a_wrong_offset_changes_nothing,
+    T.test_a_commit_after_a_refused_advance_commits_nothing,
+    T.test_a_refused_advance_raises_even_if_the_handler_ignores_it,
 )
 class AnyOffset(QueueStore):
     def moved(self, row: Position, old: int, new: int, leader_epoch: int | None) -> Position:
@@ -120,9 +120,9 @@ class AnyOffset(QueueStore):
 
 
 @fails(
-    T.test_a_commit_behind_an_advance_that_was_refused_commits_nothing,
-    T.test_an_advance_from_where_we_are_not_leaves_nothing,
-    T.test_a_claim_during_a_transaction_goes_before_it_or_after_it,
+    T.test_a_commit_after_a_refused_advance_commits_nothing,
+    T.test_an_advance_from_a_wrong_offset_changes_nothing,
+    T.test_a_claim_during_a_transaction_takes_effect_before_or_after_it,
 )
 class CommitBehindTheFence(QueueStore):
     """Effects and advance are sent together, and the commit behind them does not look."""
@@ -134,8 +134,8 @@ class CommitBehindTheFence(QueueStore):
 
 
 @fails(
-    T.test_a_refused_advance_is_told_although_nobody_looked,
-    T.test_a_claim_during_a_transaction_goes_before_it_or_after_it,
+    T.test_a_refused_advance_raises_even_if_the_handler_ignores_it,
+    T.test_a_claim_during_a_transaction_takes_effect_before_or_after_it,
 )
 class SilentEnd(QueueStore):
     def end(self, group: str, partition: Partition, epoch: int, tx: QueueTx) -> None:
@@ -146,16 +146,16 @@ class SilentEnd(QueueStore):
 
 
 @fails(
-    T.test_a_transaction_where_no_row_is_does_not_begin,
+    T.test_a_transaction_without_a_row_does_not_begin,
     T.test_a_transaction_under_an_epoch_that_was_never_given_out_does_not_begin,
-    T.test_a_transaction_begun_after_another_s_claim_does_not_begin,
+    T.test_a_transaction_does_not_begin_after_another_owner_has_claimed,
 )
 class BeginsWithoutLooking(QueueStore):
     def begin(self, group: str, partition: Partition, epoch: int) -> None: ...
 
 
 @fails(
-    T.test_a_claim_during_a_transaction_goes_before_it_or_after_it,
+    T.test_a_claim_during_a_transaction_takes_effect_before_or_after_it,
     T.test_after_a_reclaim_the_transaction_under_the_old_epoch_has_ended_or_cannot_commit,
 )
 class LooksOnlyAtTheBegin(QueueStore):
@@ -190,19 +190,19 @@ class LooksOnceMore(QueueStore):
         raise NotImplementedError
 
 
-@fails_in("begin", T.test_a_claim_during_a_transaction_goes_before_it_or_after_it)
+@fails_in("begin", T.test_a_claim_during_a_transaction_takes_effect_before_or_after_it)
 class LooksAtTheWrite(LooksOnceMore):
     def watch(self, tx: Any, look: Callable[[], None]) -> None:
         tx.connection.put = before(tx.connection.put, look)
 
 
-@fails_in("write", T.test_a_claim_during_a_transaction_goes_before_it_or_after_it)
+@fails_in("write", T.test_a_claim_during_a_transaction_takes_effect_before_or_after_it)
 class LooksAtTheAdvance(LooksOnceMore):
     def watch(self, tx: Any, look: Callable[[], None]) -> None:
         tx.advance = before(tx.advance, look)
 
 
-@fails_in("advance", T.test_a_claim_during_a_transaction_goes_before_it_or_after_it)
+@fails_in("advance", T.test_a_claim_during_a_transaction_takes_effect_before_or_after_it)
 class ChecksAtTheAdvance(QueueStore):
     """And commits without another look."""
 
@@ -218,20 +218,22 @@ class ChecksAtTheAdvance(QueueStore):
 
 
 @fails(
-    T.test_a_zombie_s_transaction_leaves_nothing_also_if_it_began,
-    T.test_a_claim_during_a_transaction_goes_before_it_or_after_it,
+    T.test_the_transaction_of_a_zombie_changes_nothing_even_if_it_began,
+    T.test_a_claim_during_a_transaction_takes_effect_before_or_after_it,
     T.test_after_a_reclaim_the_transaction_under_the_old_epoch_has_ended_or_cannot_commit,
-    T.test_a_reset_during_a_transaction_goes_before_it_or_after_it,
-    T.test_claims_while_another_commits_leave_each_effect_once,
-    T.test_two_owners_that_fence_each_other_end_with_one_and_no_effect_twice,
-    T.test_of_16_claims_at_once_exactly_one_can_commit,
-    T.test_a_transaction_knows_any_name,
+    T.test_a_reset_during_a_transaction_takes_effect_before_or_after_it,
+    T.test_claims_during_commits_leave_each_effect_once,
+    T.test_two_owners_that_fence_each_other_end_with_one_owner_and_each_effect_once,
+    T.test_after_16_concurrent_claims_exactly_one_owner_can_commit,
+    T.test_a_transaction_works_with_any_group_and_topic_name,
 )
 class Unfenced(LooksOnlyAtTheBegin, BeginsWithoutLooking, AnyOffset):
     """What a person writes who keeps the offset beside the effect and thinks that this is all."""
 
 
-@fails(T.test_a_transaction_that_has_ended_is_not_used_again, T.test_a_transaction_that_has_failed_is_not_used_again)
+@fails(
+    T.test_a_transaction_that_has_ended_refuses_further_use, T.test_a_transaction_that_has_failed_refuses_further_use
+)
 class NeverOver(QueueStore):
     @contextmanager
     def transaction(self, group: str, partition: Partition, epoch: int) -> Iterator[QueueTx]:
@@ -241,7 +243,7 @@ class NeverOver(QueueStore):
             yield tx
 
 
-@fails(T.test_a_reader_does_not_wait_for_the_transaction_that_runs)
+@fails(T.test_a_reader_does_not_wait_for_an_open_transaction)
 class HoldsTheDoor(QueueStore):
     @contextmanager
     def transaction(self, group: str, partition: Partition, epoch: int) -> Iterator[QueueTx]:
@@ -249,7 +251,7 @@ class HoldsTheDoor(QueueStore):
             yield tx
 
 
-@fails(T.test_transactions_of_many_threads_all_get_their_turn)
+@fails(T.test_transactions_of_several_threads_all_commit)
 class OneConnection(QueueStore):
     busy = False
 
@@ -285,7 +287,7 @@ for _capability in TX_CAPABILITIES:
     fails_in(_capability, T.test_a_transaction_has_what_the_store_declares)(_declares(_capability[0]))
 
 
-@fails(T.test_a_transaction_that_is_taken_away_is_undone_and_its_handler_can_write_no_more)
+@fails(T.test_a_severed_transaction_is_rolled_back_and_refuses_further_writes)
 class LetsGoOfNothing(QueueStore):
     @contextmanager
     def transaction(self, group: str, partition: Partition, epoch: int) -> Iterator[QueueTx]:
@@ -294,7 +296,7 @@ class LetsGoOfNothing(QueueStore):
             yield tx
 
 
-@fails(T.test_a_transaction_that_is_taken_away_is_undone_and_its_handler_can_write_no_more)
+@fails(T.test_a_severed_transaction_is_rolled_back_and_refuses_further_writes)
 class OnlySaysSo(QueueStore):
     @contextmanager
     def transaction(self, group: str, partition: Partition, epoch: int) -> Iterator[QueueTx]:
@@ -302,7 +304,7 @@ class OnlySaysSo(QueueStore):
             yield cast(QueueTx, SimpleNamespace(connection=tx.connection, advance=tx.advance, fault=tx.fault))
 
 
-@fails(T.test_a_place_that_goes_inside_a_transaction_has_both_or_neither)
+@fails(T.test_after_an_outage_both_writes_and_offset_are_committed_or_neither)
 class HalfCommit(QueueStore):
     """Two places: the effects in one, the offset in the other."""
 

@@ -91,7 +91,11 @@ class RedisProxy:
             if self.cut is Cut.AWAY:
                 client.close()
                 continue
-            server = socket.create_connection(("127.0.0.1", self._target))
+            try:
+                server = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:  # the server itself is gone; the client sees its connection end
+                client.close()
+                continue
             self._open += [client, server]
             threading.Thread(target=self._serve, args=(client, server), daemon=True).start()
 

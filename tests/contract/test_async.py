@@ -870,7 +870,7 @@ def test_a_record_is_not_skipped_because_of_what_its_handler_raises_when_we_canc
 def test_control_it_would_be_skipped_if_we_did_not_know_that_it_was_us(
     arena: Arena, group: str, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kconsume._runtime.processing.outcome.CANCELLED", "never")
+    monkeypatch.setattr("kconsume._runtime.processing.slice_result.CANCELLED", "never")
     assert cancelled_in_its_transaction(arena, group, sqlite_url, on_loop=False) == (1, [])
 
 

@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient
 
 from kconsume import App, Partition
 from kconsume._config.client_settings import ClientValue
-from kconsume._runtime.assignment.assignment import Assignment
+from kconsume._runtime.assignment.claiming import Claiming
 from kconsume._runtime.assignment.claims import Answers as OfAClaim
 from kconsume._runtime.assignment.claims import Claims
 from kconsume._runtime.assignment.partition import PendingClaim
@@ -258,10 +258,10 @@ def test_control_with_the_partitions_of_the_moment_when_it_was_queued_it_does_no
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def ask(assignment: Assignment, claim: PendingClaim) -> OfAClaim:
+    def ask(claiming: Claiming, claim: PendingClaim) -> OfAClaim:
         return dict(claim.call(sorted(claim.partitions), None))
 
-    monkeypatch.setattr(Assignment, "_ask_store", ask)
+    monkeypatch.setattr(Claiming, "_ask_store", ask)
     with pytest.raises(AssertionError, match="each has claimed its own"):
         a_claim_that_waits_leaves_out_what_went(kafka, topic, group, caplog)
 
@@ -282,7 +282,7 @@ def test_control_if_the_generation_counted_after_the_confirmation_too_they_are_n
         return tries[-1]
 
     monkeypatch.setattr(Claims, "take_over", take_over)
-    monkeypatch.setattr("kconsume._runtime.assignment.assignment._BACKOFF_MOST", 0.1)
+    monkeypatch.setattr("kconsume._runtime.assignment.claiming._BACKOFF_MOST", 0.1)
     shop.claimed_before(1_000_000)
     app = App(shop.bootstrap, group=shop.group, offsets=shop.offsets, kafka=QUICK, startup=0)  # it never has its claim
     seen: list[str] = []

@@ -194,7 +194,7 @@ def _assignment(app: App) -> Assignment:
 
 def _reasons(app: App) -> list[str]:
     assert app._supervisor is not None
-    return [rebalance.reason for rebalance in app._supervisor.consumers[0].recorder.history.recent]
+    return [rebalance.reason for rebalance in app._supervisor.consumers[0].history.recent]
 
 
 def _said(error: int) -> str:

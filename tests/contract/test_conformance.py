@@ -147,7 +147,7 @@ def test_every_case_of_a_test_has_a_store_that_it_fails() -> None:
 def test_a_place_that_counts_is_asked_no_more_for_1000_partitions_than_for_one() -> None:
     """The control of the controls: a sound store that is counted passes."""
     with pytest.raises(AssertionError, match="noticed nothing"):
-        fails(FencedSuite.test_1000_partitions_are_claimed_in_one_go, Control(Counted, print).subject)
+        fails(FencedSuite.test_1000_partitions_are_claimed_together, Control(Counted, print).subject)
 
 
 def test_a_control_whose_guard_is_on_controls_nothing() -> None:
@@ -165,7 +165,7 @@ def test_a_test_whose_subject_lacks_what_it_needs_says_what() -> None:
 def test_a_store_without_the_level_s_methods_is_told_which() -> None:
     with pytest.raises(AssertionError, match="KafkaStore is no FencedStore: it needs claim, reclaim"):
         fails_plainly(
-            FencedSuite.test_nothing_to_reclaim_is_nothing_reclaimed,
+            FencedSuite.test_a_reclaim_of_no_partitions_returns_nothing,
             Subject(open=lambda: KafkaStore("nowhere:9092")),
         )
 
@@ -197,7 +197,7 @@ def test_the_sample_of_the_docs_runs_and_can_fail(tmp_path: Path) -> None:
     run = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-k", "promises or commit_together or one_step"]
     done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert "1 failed, 5 passed" in done.stdout, done.stdout
-    assert "FAILED test_broken.py::TestMyStore::test_it_says_what_it_promises" in done.stdout
+    assert "FAILED test_broken.py::TestMyStore::test_a_store_has_a_guarantee_and_an_address" in done.stdout
 
 
 def test_what_the_piece_of_the_docs_declares_is_what_the_runtime_finds() -> None:
@@ -210,7 +210,7 @@ def test_what_the_piece_of_the_docs_declares_is_what_the_runtime_finds() -> None
     assert capabilities_of(store) == Capabilities(store, named=store)
     assert capabilities_of(store).fenced is not None
     with Bench(Subject(open=lambda: store)) as bench:
-        OffsetsSuite().test_a_declared_part_is_there(bench, "named", NamedStore)
+        OffsetsSuite().test_a_declared_capability_is_implemented(bench, "named", NamedStore)
 
 
 def test_a_store_that_declares_an_id_and_has_none_is_found_out() -> None:
@@ -227,17 +227,17 @@ def test_a_store_that_declares_an_id_and_has_none_is_found_out() -> None:
         pytest.raises(AssertionError, match="Nameless declares named and is no NamedStore"),
         Bench(subject_of(Nameless())) as bench,
     ):
-        OffsetsSuite().test_a_declared_part_is_there(bench, "named", NamedStore)
+        OffsetsSuite().test_a_declared_capability_is_implemented(bench, "named", NamedStore)
 
 
 @pytest.mark.parametrize(
     "promise",
     [
-        TransactionalSuite.test_a_claim_during_a_transaction_goes_before_it_or_after_it,
-        TransactionalSuite.test_an_advance_from_where_we_are_not_leaves_nothing,
-        TransactionalSuite.test_a_transaction_begun_after_another_s_claim_does_not_begin,
-        TransactionalSuite.test_claims_while_another_commits_leave_each_effect_once,
-        TransactionalSuite.test_of_16_claims_at_once_exactly_one_can_commit,
+        TransactionalSuite.test_a_claim_during_a_transaction_takes_effect_before_or_after_it,
+        TransactionalSuite.test_an_advance_from_a_wrong_offset_changes_nothing,
+        TransactionalSuite.test_a_transaction_does_not_begin_after_another_owner_has_claimed,
+        TransactionalSuite.test_claims_during_commits_leave_each_effect_once,
+        TransactionalSuite.test_after_16_concurrent_claims_exactly_one_owner_can_commit,
     ],
 )
 def test_a_broken_store_is_found_out_by_what_is_awaited_too(promise: Promise) -> None:
@@ -255,7 +255,7 @@ GUARDS: list[tuple[str, str, str, list[Promise]]] = [
         "SAVE",
         "and next_offset in (coalesce(?, next_offset), ?)",
         "and ? is not ?",
-        [F.test_a_save_from_an_offset_that_the_row_does_not_have_is_refused],
+        [F.test_a_save_is_refused_if_the_row_is_not_at_the_previous_offset],
     ),
     ("SAVE", "coalesce(?, topic_id)", "?", [L.test_an_unknown_topic_id_never_overwrites_a_known_one]),
     (
@@ -266,9 +266,9 @@ GUARDS: list[tuple[str, str, str, list[Promise]]] = [
             F.test_a_stale_epoch_is_refused_and_changes_nothing,
             F.test_an_epoch_that_was_never_given_out_is_refused,
             F.test_a_save_is_all_or_none,
-            F.test_a_reset_is_a_new_epoch_so_that_whoever_runs_is_fenced,
-            F.test_after_a_reclaim_the_old_epoch_saves_nothing_and_the_new_one_does,
-            F.test_of_16_claims_at_once_exactly_one_can_save_in_each_partition,
+            F.test_a_reset_raises_the_epoch_and_fences_a_running_owner,
+            F.test_after_a_reclaim_only_the_new_epoch_can_save,
+            F.test_after_16_concurrent_claims_exactly_one_owner_can_save,
         ],
     ),
     (
@@ -276,15 +276,15 @@ GUARDS: list[tuple[str, str, str, list[Promise]]] = [
         "epoch = epoch + 1",
         "epoch = 1",
         [
-            F.test_every_claim_raises_the_epoch_also_one_by_the_same_owner,
-            F.test_of_16_claims_at_once_each_wins_an_epoch_and_the_start_is_pinned_once,
+            F.test_every_claim_raises_the_epoch_even_by_the_same_owner,
+            F.test_16_concurrent_claims_get_16_epochs_and_one_start_offset,
         ],
     ),
     (
         "CLAIM",
         "coalesce(?, generation)",
         "?",
-        [F.test_a_claim_without_terms_is_granted_and_leaves_the_generation_as_it_is],
+        [F.test_a_claim_without_terms_is_granted_and_keeps_the_generation_of_the_row],
     ),
     (
         "CLAIM",
@@ -292,7 +292,7 @@ GUARDS: list[tuple[str, str, str, list[Promise]]] = [
         "coalesce(generation, ?)",
         [
             F.test_a_claim_of_a_later_generation_is_granted_and_its_generation_is_kept,
-            F.test_a_claim_that_names_epochs_depends_on_these_alone,
+            F.test_a_claim_with_epochs_compares_only_the_epochs,
         ],
     ),
     (
@@ -300,8 +300,8 @@ GUARDS: list[tuple[str, str, str, list[Promise]]] = [
         "and epoch = ?",
         "and ? is not null",
         [
-            F.test_a_reclaim_of_what_another_has_claimed_is_refused_and_raises_nothing,
-            F.test_a_reset_is_a_new_epoch_so_that_whoever_runs_is_fenced,
+            F.test_a_reclaim_after_the_claim_of_another_owner_is_refused_and_raises_no_epoch,
+            F.test_a_reset_raises_the_epoch_and_fences_a_running_owner,
         ],
     ),
     (
@@ -310,7 +310,7 @@ GUARDS: list[tuple[str, str, str, list[Promise]]] = [
         "epoch = epoch",
         [
             F.test_a_reclaim_raises_the_epoch_and_reads_the_position,
-            F.test_after_a_reclaim_the_old_epoch_saves_nothing_and_the_new_one_does,
+            F.test_after_a_reclaim_only_the_new_epoch_can_save,
             T.test_after_a_reclaim_the_transaction_under_the_old_epoch_has_ended_or_cannot_commit,
         ],
     ),
@@ -319,23 +319,23 @@ GUARDS: list[tuple[str, str, str, list[Promise]]] = [
         "epoch = epoch + 1",
         "epoch = epoch",
         [
-            F.test_a_reset_is_a_new_epoch_so_that_whoever_runs_is_fenced,
-            T.test_a_reset_during_a_transaction_goes_before_it_or_after_it,
+            F.test_a_reset_raises_the_epoch_and_fences_a_running_owner,
+            T.test_a_reset_during_a_transaction_takes_effect_before_or_after_it,
         ],
     ),
     (
         "KEEP_LAST_EPOCH",
         "max(last_epoch,",
         "min(last_epoch,",
-        [F.test_a_zombie_from_before_a_delete_is_fenced_from_what_was_made_after_it],
+        [F.test_a_zombie_from_before_a_delete_is_fenced_after_the_row_is_created_again],
     ),
-    ("ADVANCE", "and next_offset = ?", "and ? is not null", [T.test_an_advance_from_where_we_are_not_leaves_nothing]),
+    ("ADVANCE", "and next_offset = ?", "and ? is not null", [T.test_an_advance_from_a_wrong_offset_changes_nothing]),
     (
         "MARK",
         "and epoch = ?",
         "and ? is not null",
         [
-            T.test_a_transaction_begun_after_another_s_claim_does_not_begin,
+            T.test_a_transaction_does_not_begin_after_another_owner_has_claimed,
             T.test_a_transaction_under_an_epoch_that_was_never_given_out_does_not_begin,
         ],
     ),
@@ -357,10 +357,10 @@ def test_a_guard_that_is_taken_out_of_a_statement_is_missed(
 @pytest.mark.parametrize(
     "promise",
     [
-        T.test_a_zombie_s_transaction_leaves_nothing_also_if_it_began,
-        T.test_claims_while_another_commits_leave_each_effect_once,
-        T.test_two_owners_that_fence_each_other_end_with_one_and_no_effect_twice,
-        T.test_of_16_claims_at_once_exactly_one_can_commit,
+        T.test_the_transaction_of_a_zombie_changes_nothing_even_if_it_began,
+        T.test_claims_during_commits_leave_each_effect_once,
+        T.test_two_owners_that_fence_each_other_end_with_one_owner_and_each_effect_once,
+        T.test_after_16_concurrent_claims_exactly_one_owner_can_commit,
     ],
 )
 def test_with_the_whole_fence_off_sqlite_has_effects_twice(
@@ -375,8 +375,8 @@ def test_with_the_whole_fence_off_sqlite_has_effects_twice(
 @pytest.mark.parametrize(
     "promise",
     [
-        T.test_a_commit_behind_an_advance_that_was_refused_commits_nothing,
-        T.test_a_refused_advance_is_told_although_nobody_looked,
+        T.test_a_commit_after_a_refused_advance_commits_nothing,
+        T.test_a_refused_advance_raises_even_if_the_handler_ignores_it,
     ],
 )
 def test_an_end_that_does_not_ask_what_became_of_the_advance_is_missed(
@@ -388,7 +388,7 @@ def test_an_end_that_does_not_ask_what_became_of_the_advance_is_missed(
 
 def test_a_pooled_connection_that_is_not_deactivated_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LentSqliteConnection, "deactivate", lambda _: None)
-    fails(T.test_a_transaction_that_has_ended_is_not_used_again, places_in(tmp_path))
+    fails(T.test_a_transaction_that_has_ended_refuses_further_use, places_in(tmp_path))
 
 
 def test_a_transaction_that_begins_without_looking_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,7 +398,7 @@ def test_a_transaction_that_begins_without_looking_is_missed(tmp_path: Path, mon
             yield transaction.SqliteTx(connection, store.address, group, partition, epoch)
 
     monkeypatch.setattr(SqliteStore, "transaction", unlooking)
-    fails(T.test_a_transaction_begun_after_another_s_claim_does_not_begin, places_in(tmp_path))
+    fails(T.test_a_transaction_does_not_begin_after_another_owner_has_claimed, places_in(tmp_path))
 
 
 def places_in(folder: Path) -> Callable[[], Subject]:

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from kconsume import App, DecodeError, Partition, Record
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._runtime.assignment.claims import Claims
 from kconsume._runtime.lanes.backpressure import RECORD_OVERHEAD
 from kconsume._runtime.lanes.lane import Lane

@@ -266,6 +266,23 @@ def test_a_slow_handler_is_not_evicted(arena: Arena, group: str, executor: str) 
     assert report.committed == {Partition(topic, 0): 1}
 
 
+@every
+def test_only_inline_runs_on_the_polling_thread_however_fast_the_handler_is(
+    arena: Arena, group: str, executor: str
+) -> None:
+    topic, threads = arena.topic(1), set[str]()
+    arena.produce(topic, [str(n) for n in range(3000)], 0)
+    app = arena.app(group)
+    consume(app, topic, executor, lambda value, tx: threads.add(threading.current_thread().name))
+    app.catch_up(idle=0.2)
+    polling = f"kconsume-{group}"
+    if executor == "inline":
+        assert threads == {polling}
+    else:
+        assert threads
+        assert polling not in threads
+
+
 # P8
 
 

@@ -12,7 +12,7 @@ import pytest
 from kconsume import App, Partition, Retry
 from kconsume._runtime import loop
 from kconsume._runtime.assignment import held_watch
-from kconsume._runtime.assignment.assignment import Assignment
+from kconsume._runtime.assignment.holds import Holds
 from kconsume.backends import OffsetStore, open_store
 from kconsume.errors import KconsumeError, OffsetOutOfRange, StartRequired, TopicRecreated
 from tests.fix_arena import Arena
@@ -336,10 +336,10 @@ def test_control_where_trouble_is_not_held_the_app_ends(
     stores.append(store := open_store(sqlite_url))
     below_the_log(arena, store, group, topic)
 
-    def end(assignment: Assignment, owned: object, error: KconsumeError, **_: object) -> None:
+    def end(holds: Holds, owned: object, error: KconsumeError, **_: object) -> None:
         raise error
 
-    monkeypatch.setattr(Assignment, "put_on_hold", end)
+    monkeypatch.setattr(Holds, "put_on_hold", end)
     app = Shop(arena, group, sqlite_url, topic).member()
 
     def run() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer
 
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume.backends import KafkaStore, OffsetStore, Position
 from kconsume.errors import KconsumeError, StoreUnavailable
 from kconsume.records import Partition
@@ -87,7 +87,7 @@ _COORDINATOR_MOVES = """
 import sys
 from confluent_kafka import KafkaError
 from kconsume.backends import KafkaStore
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume.errors import StoreUnavailable
 from kconsume.records import Partition
 from kconsume.testing import EmbeddedKafka

@@ -16,10 +16,10 @@ from kconsume._embedded.controls import KafkaControls
 from kconsume._kafka.outgoing import Outgoing
 from kconsume._kafka.producer import Producer
 from kconsume._runtime.assignment.committer import CommitEntries, GroupCommitter
+from kconsume._runtime.assignment.completion import Completion
 from kconsume._runtime.deadlines import Deadline
 from kconsume._runtime.lanes.backpressure import Backpressure
 from kconsume._runtime.lanes.lane import Lane
-from kconsume._runtime.loop import Loop
 from kconsume.failures.skip_log import SkipLog
 from kconsume.testing.services import KafkaService
 from tests.contract.test_output import stored, texts
@@ -51,7 +51,7 @@ class Gate:
         self.opens_when_waited_for = False
         self.letters = 0
         self._open = threading.Event()
-        deliver, wait = Producer.deliver, Loop._await_report
+        deliver, wait = Producer.deliver, Completion.wait
 
         def held_up(outlet: Producer, outgoing: list[Outgoing]) -> Future[None]:
             written, told = deliver(outlet, outgoing), Future[None]()
@@ -61,13 +61,13 @@ class Gate:
             threading.Thread(target=self._pass_on, args=(written, told), daemon=True).start()
             return told
 
-        def waited(loop: Loop, seconds: float) -> None:
+        def waited(completion: Completion, seconds: float) -> None:
             if self.opens_when_waited_for:
                 self._open.set()
-            wait(loop, seconds)
+            wait(completion, seconds)
 
         monkeypatch.setattr(Producer, "deliver", held_up)
-        monkeypatch.setattr(Loop, "_await_report", waited)
+        monkeypatch.setattr(Completion, "wait", waited)
 
     def open(self) -> None:
         self._open.set()

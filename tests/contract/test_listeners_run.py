@@ -13,7 +13,7 @@ import pytest
 from kconsume import App, Partition, Record
 from kconsume._config.client_settings import ClientValue
 from kconsume._runtime import loop
-from kconsume._runtime.assignment import assignment
+from kconsume._runtime.assignment import claiming
 from kconsume._runtime.assignment.assignment import Assignment
 from kconsume.backends import SqliteStore
 from kconsume.rebalance import PartitionState, Rebalance, RebalanceListener
@@ -230,7 +230,7 @@ def test_a_listener_that_hangs_holds_nobody_up_beyond_the_budget(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(assignment, "LISTENERS_PATIENCE", 1.0)
+    monkeypatch.setattr(claiming, "LISTENERS_PATIENCE", 1.0)
     topic, release, seen = arena.topic(4), threading.Event(), list[tuple[int, int]]()
     one = App(arena.bootstrap, group=group, offsets=sqlite_url, kafka=arena.quick(protocol), shutdown=6.0)
     two = arena.app(group, sqlite_url, protocol)

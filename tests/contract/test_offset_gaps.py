@@ -22,7 +22,8 @@ from redis.client import Pipeline
 from kconsume import App, Partition
 from kconsume._embedded.controls import KafkaControls
 from kconsume._kafka.consumer import StartAt
-from kconsume._runtime.assignment.assignment import Assignment
+from kconsume._runtime.assignment.claiming import Claiming
+from kconsume._runtime.assignment.owned_partitions import OwnedPartitions
 from kconsume._runtime.assignment.partition import OwnedPartition
 from kconsume._runtime.loop import Loop
 from kconsume.backends import MemoryStore, Position, open_store
@@ -305,19 +306,19 @@ def a_late_refusal_changes_nothing(
 ) -> None:
     """The answer comes when the partition is assigned anew, ahead of its new claim: when the owner thread sees it, the
     partition is open."""
-    seen, store, take_up = list[str](), LateRefusal(), Assignment._claim_new
+    seen, store, take_up = list[str](), LateRefusal(), Claiming.claim_new
     app = App(bootstrap, group=group, offsets=store, kafka=QUICK, shutdown=3.0)
 
-    def assigned_anew(assignment: Assignment, new: Mapping[Partition, OwnedPartition]) -> Mapping[Partition, StartAt]:
+    def assigned_anew(claiming: Claiming, new: Mapping[Partition, OwnedPartition]) -> Mapping[Partition, StartAt]:
         if store.begun.is_set() and Partition(name, 0) in new:
             store.answers.set()
-        return take_up(assignment, new)
+        return take_up(claiming, new)
 
     @app.consume(name)
     def note(value: str) -> None:
         seen.append(value)
 
-    monkeypatch.setattr(Assignment, "_claim_new", assigned_anew)
+    monkeypatch.setattr(Claiming, "claim_new", assigned_anew)
     with caplog.at_level(logging.WARNING, logger="kconsume"), app.running():
         try:
             produce(bootstrap, name, ["a"], partition=0)
@@ -369,7 +370,7 @@ def test_control_where_receipts_are_not_compared_with_what_is_in_charge_it_does(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(Assignment, "current", lambda assignment, partition, _: assignment.partitions.get(partition))
+    monkeypatch.setattr(OwnedPartitions, "current", lambda self, partition, _: self.get(partition))
     # The answers of claims that have ended count too: whichever comes first.
     with pytest.raises((AssertionError, KeyError)):
         test_a_refusal_of_an_assignment_that_has_ended_does_not_stop_the_next(kafka, topic, group, monkeypatch, caplog)

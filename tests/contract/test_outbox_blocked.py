@@ -14,7 +14,7 @@ import pytest
 
 from kconsume import App, DeadLetter, Outgoing, Record, Sender
 from kconsume._config.client_settings import ClientValue
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._kafka.producer import RelayProducer
 from kconsume._runtime.output import outbox_relay as relay
 from kconsume._runtime.output import partition_outbox

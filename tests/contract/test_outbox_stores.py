@@ -116,9 +116,9 @@ class TestQueue(OutboxSuite):
 @pytest.mark.parametrize(
     "promise",
     [
-        OutboxSuite.test_rows_are_undone_with_their_transaction,
-        OutboxSuite.test_a_row_has_all_of_its_record,
-        OutboxSuite.test_an_origin_is_taken_in_once_by_each_group,
+        OutboxSuite.test_outbox_rows_are_rolled_back_with_their_transaction,
+        OutboxSuite.test_an_outbox_row_keeps_every_field_of_its_record,
+        OutboxSuite.test_an_origin_is_recorded_once_by_each_group,
     ],
 )
 def test_sessions_of_sqlalchemy_keep_the_same_promises(
@@ -150,7 +150,7 @@ def test_every_test_of_the_outbox_has_a_store_that_it_fails() -> None:
 
 def test_a_sound_outbox_is_no_control() -> None:
     with pytest.raises(AssertionError, match="noticed nothing"):
-        fails(OutboxSuite.test_a_number_is_never_given_out_again, lambda: outbox_subject(QueueOutbox()))
+        fails(OutboxSuite.test_the_number_of_an_outbox_row_is_never_used_again, lambda: outbox_subject(QueueOutbox()))
 
 
 B = OutboxSuite
@@ -159,18 +159,23 @@ GUARDS: list[tuple[str, str, str, Promise]] = [
         "SQLITE_IS_OURS",
         "and epoch = ?",
         "and ? is not null",
-        B.test_under_a_stale_epoch_nothing_is_read_and_the_next_owner_reads_it,
+        B.test_a_stale_epoch_reads_no_outbox_rows_and_the_next_owner_reads_them,
     ),
     (
         "SQLITE_READ",
         "order by b.id",
         "order by -b.id",
-        B.test_rows_are_read_in_the_order_in_which_they_were_written_and_no_more_than_asked_for,
+        B.test_outbox_rows_are_read_in_the_order_of_writing_up_to_the_limit,
     ),
-    ("SQLITE_DELETE", "where id = ?", "where id <= ?", B.test_what_was_delivered_is_gone_and_nothing_else),
-    ("SQLITE_STEP", "autoincrement", "", B.test_a_number_is_never_given_out_again),
-    ("SQLITE_LEASE", "relay_at not between ?3 and ?4", "?3 < ?4", B.test_what_is_nobody_s_has_one_sender_at_a_time),
-    ("SQLITE_FORGET", "seen_at < ?", "seen_at > ?", B.test_an_origin_is_taken_in_once_by_each_group),
+    ("SQLITE_DELETE", "where id = ?", "where id <= ?", B.test_only_delivered_outbox_rows_are_deleted),
+    ("SQLITE_STEP", "autoincrement", "", B.test_the_number_of_an_outbox_row_is_never_used_again),
+    (
+        "SQLITE_LEASE",
+        "relay_at not between ?3 and ?4",
+        "?3 < ?4",
+        B.test_outbox_rows_without_a_partition_have_one_sender_at_a_time,
+    ),
+    ("SQLITE_FORGET", "seen_at < ?", "seen_at > ?", B.test_an_origin_is_recorded_once_by_each_group),
 ]
 
 
@@ -201,4 +206,4 @@ def test_a_store_without_an_outbox_is_told_what_it_lacks() -> None:
         Bench(subject_of(store)) as bench,
         pytest.raises(AssertionError, match="is no OutboxTx: it needs post, record_origins"),
     ):
-        OutboxSuite().test_a_row_has_all_of_its_record(bench)
+        OutboxSuite().test_an_outbox_row_keeps_every_field_of_its_record(bench)

@@ -32,7 +32,7 @@ GUARDS: list[tuple[str, str, str, list[Promise]]] = [
         "and epoch = %(epoch)s",
         "and %(epoch)s is not null",
         [
-            T.test_a_transaction_begun_after_another_s_claim_does_not_begin,
+            T.test_a_transaction_does_not_begin_after_another_owner_has_claimed,
             T.test_a_transaction_under_an_epoch_that_was_never_given_out_does_not_begin,
         ],
     ),
@@ -40,14 +40,14 @@ GUARDS: list[tuple[str, str, str, list[Promise]]] = [
         "advance",
         "and next_offset = %(old)s",
         "and %(old)s is not null",
-        [T.test_an_advance_from_where_we_are_not_leaves_nothing],
+        [T.test_an_advance_from_a_wrong_offset_changes_nothing],
     ),
     ("save", "and o.next_offset <= w.next_offset", "", [L.test_an_offset_never_goes_backwards]),
     (
         "save",
         "and o.next_offset in (coalesce(w.previous, o.next_offset), w.next_offset)",
         "",
-        [F.test_a_save_from_an_offset_that_the_row_does_not_have_is_refused],
+        [F.test_a_save_is_refused_if_the_row_is_not_at_the_previous_offset],
     ),
     (
         "save",
@@ -65,13 +65,13 @@ GUARDS: list[tuple[str, str, str, list[Promise]]] = [
         "raise_epochs",
         "epoch = o.epoch + 1",
         "epoch = 1",
-        [F.test_every_claim_raises_the_epoch_also_one_by_the_same_owner],
+        [F.test_every_claim_raises_the_epoch_even_by_the_same_owner],
     ),
     (
         "raise_epochs",
         "coalesce(%(generation)s::bigint, o.generation)",
         "%(generation)s::bigint",
-        [F.test_a_claim_without_terms_is_granted_and_leaves_the_generation_as_it_is],
+        [F.test_a_claim_without_terms_is_granted_and_keeps_the_generation_of_the_row],
     ),
     (
         "raise_epochs",
@@ -79,12 +79,12 @@ GUARDS: list[tuple[str, str, str, list[Promise]]] = [
         "",
         [F.test_a_claim_of_an_earlier_generation_is_refused_and_changes_nothing],
     ),
-    ("reset", "epoch = o.epoch + 1", "epoch = o.epoch", [F.test_a_reset_is_a_new_epoch_so_that_whoever_runs_is_fenced]),
+    ("reset", "epoch = o.epoch + 1", "epoch = o.epoch", [F.test_a_reset_raises_the_epoch_and_fences_a_running_owner]),
     (
         "_retire",
         "greatest(last_epoch",
         "least(last_epoch",
-        [F.test_a_zombie_from_before_a_delete_is_fenced_from_what_was_made_after_it],
+        [F.test_a_zombie_from_before_a_delete_is_fenced_after_the_row_is_created_again],
     ),
 ]
 
@@ -131,7 +131,7 @@ def test_a_guard_that_is_taken_out_of_a_statement_is_missed(
 @pytest.mark.parametrize(
     "promise",
     [
-        T.test_a_claim_during_a_transaction_goes_before_it_or_after_it,
+        T.test_a_claim_during_a_transaction_takes_effect_before_or_after_it,
         T.test_after_a_reclaim_the_transaction_under_the_old_epoch_has_ended_or_cannot_commit,
     ],
 )

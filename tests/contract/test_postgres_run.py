@@ -302,7 +302,7 @@ class TestMisuse:
             (_commits_in_a_stream, "must not call `commit`"),
             (_commits_in_a_copy, "must not call `commit`"),
             (_commits_by_a_cursor_of_its_choice, "must not call `commit`"),
-            (_goes_on_after_an_error, "PostgreSQL had given up the transaction"),
+            (_goes_on_after_an_error, "PostgreSQL had aborted the transaction"),
         ],
     )
     @pytest.mark.parametrize("chunk", [1, 100])

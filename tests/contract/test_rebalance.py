@@ -18,7 +18,6 @@ from kconsume._runtime.assignment.assignment import Assignment
 from kconsume._runtime.assignment.partition import OwnedPartition
 from kconsume._runtime.consumer import RunningConsumer
 from kconsume._runtime.deadlines import Deadline
-from kconsume._runtime.loop import Loop
 from kconsume.errors import ConfigurationError
 from kconsume.testing.services import KafkaService
 from tests.fix_arena import Arena
@@ -159,7 +158,7 @@ class HeldRevoke:
         self.moved: set[int] = set()
         self.granted: list[float] = []
         """Seconds that it gave what ran, and its listeners."""
-        revoked, finish_revoked = Assignment.revoked, Loop.finish_revoked
+        revoked, drain = Assignment.revoked, Assignment.drain
 
         def held(assignment: Assignment, partitions: list[Partition]) -> None:
             revoked(assignment, partitions)
@@ -168,13 +167,13 @@ class HeldRevoke:
                 self.done.set()
                 self.may_return.wait(60)
 
-        def noted(loop: Loop, leaving: list[OwnedPartition], budget: Deadline) -> int:
-            if loop is consumer_of(app).loop:
-                self.granted.append(budget.seconds)
-            return finish_revoked(loop, leaving, budget)
+        def noted(assignment: Assignment, leaving: list[OwnedPartition], deadline: Deadline) -> int:
+            if assignment is consumer_of(app).assignment:
+                self.granted.append(deadline.seconds)
+            return drain(assignment, leaving, deadline)
 
         monkeypatch.setattr(Assignment, "revoked", held)
-        monkeypatch.setattr(Loop, "finish_revoked", noted)
+        monkeypatch.setattr(Assignment, "drain", noted)
 
 
 IN_HAND = 100

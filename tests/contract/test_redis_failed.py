@@ -236,5 +236,5 @@ def broken_off(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StoreError):
         shop.handle((10, [push(0)]), (11, [push(1), push(2)]))
     assert shop.effects() == [0, 1]
-    with pytest.raises(Undecided, match="orders/3@10 to 11: Redis broke off"):
+    with pytest.raises(Undecided, match="orders/3@10 to 11: Redis broke off while it applied"):
         claim(shop.store)

@@ -15,7 +15,7 @@ from redis.client import Pipeline
 from kconsume import App, BatchError, Batching, Record
 from kconsume._kafka.commit_result import OffsetToCommit
 from kconsume._kafka.consumer import KafkaConsumer
-from kconsume._runtime.assignment.assignment import Assignment
+from kconsume._runtime.assignment.claiming import Claiming
 from kconsume._runtime.loop import COMMIT_EVERY
 from kconsume.backends import Position, RedisStore
 from kconsume.errors import Undecided
@@ -234,7 +234,7 @@ def test_a_fenced_partition_does_not_take_the_offset_of_its_group_back(
 ) -> None:
     """While its next claim waits, what we saw of its row last is behind what another has made of it."""
     app, sent, partition = shop.app(), list[int](), Partition("orders", 0)
-    commit, backoff = KafkaConsumer.commit, Assignment._backoff
+    commit, backoff = KafkaConsumer.commit, Claiming._backoff
 
     def noted(source: KafkaConsumer, marks: Mapping[Partition, OffsetToCommit]) -> None:
         sent.extend(mark.offset for p, mark in marks.items() if p == partition)
@@ -242,7 +242,7 @@ def test_a_fenced_partition_does_not_take_the_offset_of_its_group_back(
 
     # Longer than it is from one commit to the next.
     monkeypatch.setattr(
-        Assignment, "_backoff", lambda self, owned_partitions: backoff(self, owned_partitions) + 2 * COMMIT_EVERY
+        Claiming, "_backoff", lambda self, owned_partitions: backoff(self, owned_partitions) + 2 * COMMIT_EVERY
     )
     monkeypatch.setattr(KafkaConsumer, "commit", noted)
 

@@ -136,7 +136,7 @@ GUARDS = {
     ),
     "a save from another offset": Guard(
         "SAVE", "or not seen then", "then",
-        SUITE.test_a_save_from_an_offset_that_the_row_does_not_have_is_refused,
+        SUITE.test_a_save_is_refused_if_the_row_is_not_at_the_previous_offset,
     ),
     "a save that goes backwards": Guard(
         "SAVE", "below(ARGV[at + 1], held[2])", "false", SUITE.test_an_offset_never_goes_backwards
@@ -150,7 +150,7 @@ GUARDS = {
     ),
     "a claim that raises nothing": Guard(
         "CLAIM", "redis.call('HINCRBY', key, 'epoch', 1)", "",
-        SUITE.test_every_claim_raises_the_epoch_also_one_by_the_same_owner,
+        SUITE.test_every_claim_raises_the_epoch_even_by_the_same_owner,
     ),
     "a claim that pins again": Guard(
         "CLAIM", "redis.call('EXISTS', key) == 0", "ARGV[at + 1] ~= ''",
@@ -166,15 +166,15 @@ GUARDS = {
     ),
     "a claim of the same generation by another": Guard(
         "CLAIM", "not row_owner or row_owner == owner", "true",
-        SUITE.test_of_one_generation_only_the_owner_claims_again,
+        SUITE.test_in_the_same_generation_only_the_owner_may_claim_again,
     ),
     "a claim after a reset": Guard(
         "CLAIM", "not row_owner or row_owner == owner", "row_owner == owner",
-        SUITE.test_after_a_reset_the_owner_claims_again_and_who_comes_late_does_not,
+        SUITE.test_after_a_reset_the_owner_may_claim_and_an_earlier_generation_is_refused,
     ),
     "a claim by the epoch that asks for the generation": Guard(
         "CLAIM", "if expected ~= '' then", "if false then",
-        SUITE.test_a_claim_that_names_epochs_depends_on_these_alone,
+        SUITE.test_a_claim_with_epochs_compares_only_the_epochs,
     ),
     "a claim that forgets the generation": Guard(
         "CLAIM", "redis.call('HSET', key, 'generation', ARGV[5])", "redis.call('EXISTS', key)",
@@ -182,23 +182,23 @@ GUARDS = {
     ),
     "a reclaim of anybody's": Guard(
         "RECLAIM", "held[1] ~= ARGV[2 + i]", "false",
-        SUITE.test_a_reclaim_of_what_another_has_claimed_is_refused_and_raises_nothing,
+        SUITE.test_a_reclaim_after_the_claim_of_another_owner_is_refused_and_raises_no_epoch,
     ),
     "a reclaim that raises nothing": Guard(
         "RECLAIM", "redis.call('HINCRBY', key, 'epoch', 1)", "",
-        SUITE.test_after_a_reclaim_the_old_epoch_saves_nothing_and_the_new_one_does,
+        SUITE.test_after_a_reclaim_only_the_new_epoch_can_save,
     ),
     "a reset under the same epoch": Guard(
         "RESET", "redis.call('HINCRBY', key, 'epoch', 1)", "",
-        SUITE.test_a_reset_is_a_new_epoch_so_that_whoever_runs_is_fenced,
+        SUITE.test_a_reset_raises_the_epoch_and_fences_a_running_owner,
     ),
     "a reset that keeps the leader's epoch": Guard(
         "RESET", "'owner', 'leader_epoch'", "'owner'",
-        SUITE.test_the_leader_epoch_of_another_offset_does_not_survive_a_reset,
+        SUITE.test_a_reset_removes_the_leader_epoch,
     ),
     "a delete that forgets the epoch": Guard(
         "DELETE", "redis.call('HSET', KEYS[1], 'last_epoch', last_epoch)", "",
-        SUITE.test_a_zombie_from_before_a_delete_is_fenced_from_what_was_made_after_it,
+        SUITE.test_a_zombie_from_before_a_delete_is_fenced_after_the_row_is_created_again,
     ),
 }  # fmt: skip
 

@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, TopicPartition
 from kconsume import App, DeadLetter, Partition, Record, RetryTopics
 from kconsume._config.client_settings import ClientValue
 from kconsume._kafka import two_member_consumer as split_source
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._kafka.consumer import KafkaConsumer
 from kconsume._kafka.fetched import Runs
 from kconsume._kafka.two_member_consumer import SplitConsumer

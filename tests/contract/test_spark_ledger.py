@@ -102,7 +102,7 @@ def test_a_batch_of_an_earlier_epoch_writes_nothing(
     one.register(["orders"])
     positions = claim(store, A, B)
     claim(store, B, owner="an embedded app")
-    with pytest.raises(Fenced, match=r"orders/1 .* it holds epoch 1, the store has epoch 2"):
+    with pytest.raises(Fenced, match=r"orders/1 .* its claim has epoch 1, the store has epoch 2"):
         apply(one, positions, OffsetRange(A, 0, 7), OffsetRange(B, 0, 5))
     assert (seen(database), offsets(store)) == ([], {A: 0, B: 0})
 

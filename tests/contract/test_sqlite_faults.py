@@ -217,7 +217,7 @@ class TestTheTurnstile:
             monkeypatch.setattr(threading.Thread, "start", exhausted)
         else:
             monkeypatch.setattr(sqlite_connection, "_take_turn", lockless_turn)
-        with pytest.raises(StoreUnavailable, match=r"cannot be waited at.*ulimit") as refused:
+        with pytest.raises(StoreUnavailable, match=r"cannot be locked.*ulimit") as refused:
             handle(table)
         assert refused.value.__cause__ is not None
         monkeypatch.undo()
@@ -315,7 +315,7 @@ class TestTrouble:
         (tmp_path / "text.db").write_bytes(b"no database " * 400)
         (tmp_path / "folder.db").mkdir()
         assert "not a database" in (SqliteStore(tmp_path / "text.db").trouble() or "")
-        assert "is no file" in (SqliteStore(tmp_path / "folder.db").trouble() or "")
+        assert "is not a file" in (SqliteStore(tmp_path / "folder.db").trouble() or "")
 
     @pytest.mark.parametrize("closed", ["folder", "file"])
     def test_what_may_not_be_written(self, closed: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from kconsume import App
 from kconsume._config.client_settings import ClientValue
-from kconsume._kafka.admin import Cluster, GroupMember
+from kconsume._kafka.cluster import Cluster, GroupMember
 from kconsume.errors import InstanceTaken
 from tests.contract.test_rebalance import assigned
 from tests.fix_arena import PROTOCOLS, Arena

@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient
 
 from kconsume import Partition
 from kconsume._config.client_settings import client_settings
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._kafka.topic_reader import RecordPlace, TopicReader
 from kconsume.errors import BrokerUnavailable, ConfigurationError
 from kconsume.testing.services import KafkaService

@@ -426,7 +426,9 @@ def test_partitions_that_a_person_chose_end_with_the_cause_when_the_group_has_me
                 arena.produce(topic, ["b"], 0)
                 eventually(lambda: False, what="the block is ended by what the broker says of its offsets")
 
-    with pytest.raises(GroupRefused, match=f"group '{group}' has members by now.*give this handler a group="):
+    with pytest.raises(
+        GroupRefused, match=f"group '{group}' has members, who share its partitions.*give this handler a group="
+    ):
         block()
 
 

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from kconsume import App, ConfigurationError, Partition
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._kafka.commit_metadata import name_of
 from kconsume._runtime.assignment import held_watch, store_check
 from kconsume._runtime.assignment.store_identity import StoreVerdict

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume.rebalance import ASSIGNORS, Assignment, Assignor, Member, assign_stickily, moved
 from kconsume.records import Partition
 from kconsume.testing.services import KafkaService

@@ -60,7 +60,10 @@ PIECES_ARE_RUN_BY = {
     "docs/spark.md": "spark/test_docs.py",
     "docs/stores.md": "contract/test_conformance.py",
     **dict.fromkeys(
-        (f"docs/{name}.md" for name in ("embedded", "failures", "handlers", "listeners", "sqlalchemy", "stores")),
+        (
+            f"docs/{name}.md"
+            for name in ("embedded", "failures", "handlers", "listeners", "sqlalchemy", "standstill", "stores")
+        ),
         "integration/test_docs.py",
     ),
     "docs/running.md": "contract/test_start.py",
@@ -285,6 +288,12 @@ def test_pieces_about_listeners_do_what_the_page_says() -> None:
 def test_the_piece_about_the_embedded_broker_runs() -> None:
     (piece,) = pieces("docs/embedded.md")
     assert isinstance(run(piece, BEFORE["docs/embedded.md"])["app"], App)
+
+
+def test_the_piece_about_health_tells_why_an_app_is_not_healthy() -> None:
+    (piece,) = pieces("docs/standstill.md")
+    before = "from kconsume import App\napp, paged = App('127.0.0.1:1', group='shop'), []\npage = paged.extend\n"
+    assert run(piece, before)["paged"] == ["the app is not running"]
 
 
 def test_the_piece_about_capabilities_declares_what_the_store_offers() -> None:

@@ -57,7 +57,7 @@ def test_what_has_not_come_through_in_time_does_not_balance(
     where = ("--brokers", kafka.bootstrap, "--database", postgres.url, "--plot", str(tmp_path / "clicks.png"))
     code, said = run("lakehouse", *where, "--clicks", "100", "--kills", "0", "--within", "0")
     assert code == 1, said
-    assert "not everything came through in time" in said
+    assert "not every click was stored in time" in said
     assert said.count("│ does not balance") == 3
 
 

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 
 from kconsume import App, DeadLetter, Record, RetryTopics
 from kconsume._config.client_settings import ClientValue
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume.errors import BrokerUnavailable, ConfigurationError
 from kconsume.testing.services import KafkaService, LocalKafka
 from tests.fix_kafka import MakeTopic, create_topic, produce
@@ -54,7 +54,7 @@ def test_brokers_that_are_silent_at_the_start_are_asked_once(
             asked.append("group")
             return super().describe_consumer_groups(*arguments, **options)
 
-    monkeypatch.setattr("kconsume._kafka.admin.AdminClient", Admin)
+    monkeypatch.setattr("kconsume._kafka.cluster.AdminClient", Admin)
     monkeypatch.setattr(Cluster.__init__, "__kwdefaults__", {"patience": 1.0})
     app = App("127.0.0.1:1", group=group, offsets="memory://")
 

@@ -108,7 +108,7 @@ def test_tables_of_an_older_version_are_tried_in_the_new_one_and_left_as_they_we
         findings = found(address)
         assert set(findings) == {"postgres-schema", "postgres-frozen"}
         assert findings["postgres-schema"].level == "note"
-        assert "has tables of version 1; the first run makes version 2" in findings["postgres-schema"].problem
+        assert "has tables of version 1; the first run brings them to version 2" in findings["postgres-schema"].problem
         assert everything(database) == before
         assert columns(database, "first") == {}
 
@@ -321,7 +321,7 @@ def test_the_command_says_for_each_handler_what_is_exactly_once_and_what_is_not(
     assert done.returncode == 0, done.stderr
     assert "exactly once: what the handler writes and the offset commit together; what it does elsewhere" in done.stdout
     assert "at least once: the handler does not take the store's transaction" in done.stdout
-    assert "ended at once by its successor on the partition" in " ".join(done.stdout.split())
+    assert "the next owner of the partition ends its connection at once" in " ".join(done.stdout.split())
 
 
 def test_offline_asks_nobody(tmp_path: Path) -> None:

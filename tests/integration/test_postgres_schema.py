@@ -113,7 +113,7 @@ def test_a_migration_leaves_every_row_as_it_was(postgres_url: str, database: psy
     assert len(before) == 3
     done = migrated(open_store(postgres_url))
     assert (done.version, done.changed) == (2, True)
-    assert done.said.startswith("brought from version 1 to 2; ")
+    assert done.said.startswith("migrated from version 1 to 2; ")
     assert rows(database) == before
     assert database.execute("select * from kconsume_schema").fetchall() == [(2, 41, None, None, 2, ANY)]
     assert columns(database) == COLUMNS_2
@@ -152,7 +152,7 @@ def test_tables_of_the_version_before_are_added_to_and_it_goes_on_with_them(
     assert shown(open_store(postgres_url)).sql is not None
     done = migrated(open_store(postgres_url))
     assert (done.version, done.changed) == (2, True)
-    assert "which earlier ones of that version ignore" in done.said
+    assert "that an earlier kconsume ignores" in done.said
     assert (rows(database), columns(database)) == (before, COLUMNS_2)
     assert database.execute("select version, additions from kconsume_schema").fetchall() == [(2, 2)]
     assert not migrated(open_store(postgres_url)).changed
@@ -326,7 +326,7 @@ def test_the_command_line_shows_makes_and_has_nothing_left_to_do(
     assert database.execute("select version from shop.kconsume_schema").fetchone() == (2,)
     assert columns(database, "shop") == COLUMNS_2
     again = command("migrate", "--offsets", address)
-    assert "version 2, which is this kconsume's: nothing to do" in again.stdout
+    assert "version 2, the version of this kconsume: nothing to do" in again.stdout
     assert "nothing to do" in command("show", "--offsets", address).stdout
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from kconsume._runtime import loop
 from kconsume._runtime.assignment.assignment import Assignment
 from kconsume._runtime.assignment.committer import StoreCommitter
 from kconsume._runtime.assignment.late_lanes import LateLanes
+from kconsume._runtime.assignment.owned_partitions import OwnedPartitions
 from kconsume._runtime.assignment.partition import OwnedPartition
 from kconsume._runtime.deadlines import Deadline
 from kconsume._runtime.lanes.lane import Lane
@@ -29,10 +29,10 @@ def a_row_has_two_writers(patch: pytest.MonkeyPatch) -> None:
 def stale_answers_count(patch: pytest.MonkeyPatch) -> None:
     """Fault 3. Whatever is answered is taken for an answer to what was asked last."""
 
-    def current(self: Assignment, partition: Partition, token: object) -> OwnedPartition | None:
-        return self.partitions.get(partition)
+    def current(self: OwnedPartitions, partition: Partition, token: object) -> OwnedPartition | None:
+        return self.get(partition)
 
-    patch.setattr(Assignment, "current", current)
+    patch.setattr(OwnedPartitions, "current", current)
 
 
 def a_hung_handler_is_waited_for(patch: pytest.MonkeyPatch) -> None:
@@ -48,10 +48,10 @@ def only_stored_offsets_confirm(patch: pytest.MonkeyPatch) -> None:
     """Fault 6. A partition that was refused in its first claim has no stored offset to commit, so it never is
     confirmed."""
 
-    def to_mirror(owned: OwnedPartition) -> int | None:
-        return owned.stored if owned.stored != owned.mirrored else None
+    def to_mirror(self: OwnedPartition) -> int | None:
+        return self.stored if self.stored != self.mirrored else None
 
-    patch.setattr(loop, "_to_mirror", to_mirror)
+    patch.setattr(OwnedPartition, "offset_to_mirror", property(to_mirror))
 
 
 def claims_are_not_ordered(patch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def a_closed_lane_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     def forget(self: Assignment, owned_partitions: list[OwnedPartition]) -> None:
         for owned in owned_partitions:
             if owned.lane is not None:
-                self._previous_lanes[owned.partition] = owned.lane
+                self._late_lanes._previous[owned.partition] = owned.lane
             del self.partitions[owned.partition]
 
     patch.setattr(Assignment, "_forget", forget)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, Message, TopicPartition
 
-from kconsume._kafka.admin import Committed
+from kconsume._kafka.cluster import Committed
 from kconsume.records import Partition
 from tests.machine.stage import Stage
 from tests.machine.world import World

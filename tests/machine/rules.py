@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kconsume import App
-from kconsume._kafka.admin import Committed
+from kconsume._kafka.cluster import Committed
 from kconsume._runtime.plan import ConsumerPlan
 from kconsume.backends import KafkaStore, Position
 from kconsume.errors import TooManyFailures

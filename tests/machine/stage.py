@@ -21,16 +21,14 @@ from greenlet import getcurrent, greenlet
 
 from kconsume._kafka import consumer as source
 from kconsume._kafka import fetch_wakeup
-from kconsume._kafka.admin import Committed
+from kconsume._kafka.cluster import Committed
 from kconsume._runtime import consumer, deadlines, dispatch, loop
-from kconsume._runtime.assignment import assignment, committer, partition_trouble
+from kconsume._runtime.assignment import claiming, commits, committer, partition, partition_trouble
 from kconsume._runtime.consumer import RunningConsumer
 from kconsume._runtime.handler_loop import EventLoopThread
-from kconsume._runtime.lanes import turns
-from kconsume._runtime.lanes.lane import Chunk, Lane
+from kconsume._runtime.lanes.lane import Lane
 from kconsume._runtime.lanes.reports import LaneReport
 from kconsume._runtime.lanes.threads import ThreadLanes
-from kconsume._runtime.ownership import Ownership
 from kconsume._runtime.plan import ConsumerPlan, SharedParts
 from kconsume._runtime.processing import transactional
 from kconsume.failures.retry_topics import Moment
@@ -38,7 +36,7 @@ from kconsume.records import Partition
 
 T = TypeVar("T")
 
-_TIMED = (loop, dispatch, assignment, transactional, source, partition_trouble)
+_TIMED = (loop, dispatch, claiming, commits, transactional, source, partition, partition_trouble)
 """Modules that ask `time` themselves."""
 
 
@@ -215,14 +213,10 @@ class Reports:
 class Lanes(ThreadLanes):
     """Lanes whose workers are actors."""
 
-    def __init__(self, stage: Stage, outcomes: Any, ownership: Ownership) -> None:
-        super().__init__(outcomes, "lanes", 8, ownership)
+    def __init__(self, stage: Stage, outcomes: Any) -> None:
+        super().__init__(outcomes, "lanes", 8)
         self._ready = stage.ready  # type: ignore[assignment]
         self._timer = _Alarm(stage)  # type: ignore[assignment]
-
-    def submit(self, lane: Lane, chunk: Chunk) -> None:
-        lane.pace.waits = True  # by the clock here no call takes any time, and swift ones would run on the owner
-        super().submit(lane, chunk)
 
     def _start_workers(self) -> None:
         """Workers come when there is something to do."""
@@ -272,12 +266,11 @@ def patched(stage: Stage, patch: pytest.MonkeyPatch, client: Callable[[Mapping[s
             patch.setattr(module, "time", clock)
     patch.setattr(Moment, "now", lambda: Moment(clock.monotonic(), clock.monotonic()))
     patch.setattr(deadlines.Deadline.__init__, "__defaults__", (clock.monotonic,))
-    patch.setattr(turns, "_MAYBE_BUSY", 2.0)  # more than there is: actors share a thread, and must not share its lock
     patch.setattr(consumer, "BackgroundThread", lambda name: Thread(stage, name))
     patch.setattr(consumer, "SimpleQueue", lambda: Reports(stage))
 
-    def lanes_for(handler: Any, store: Any, outcomes: Any, ownership: Ownership, shared: Any) -> Lanes:
-        return Lanes(stage, outcomes, ownership)
+    def lanes_for(handler: Any, store: Any, outcomes: Any, shared: Any) -> Lanes:
+        return Lanes(stage, outcomes)
 
     patch.setattr(consumer, "lanes_for", lanes_for)
 
@@ -286,7 +279,7 @@ def patched(stage: Stage, patch: pytest.MonkeyPatch, client: Callable[[Mapping[s
             stage.pause(Wait(timeout))
         return SimpleNamespace(not_done=[future for future in futures if not future.done()])
 
-    patch.setattr(assignment, "wait", wait)
+    patch.setattr(claiming, "wait", wait)
     patch.setattr(committer, "wait", wait)
     patch.setattr(source, "Consumer", lambda config, logger: client(config))
     patch.setattr(source.KafkaConsumer, "__del__", lambda self: None)
@@ -309,7 +302,7 @@ class Run:
     @property
     def waits(self) -> Mapping[Partition, tuple[str, ...]]:
         """What the next snapshot would say of partitions that do not flow."""
-        return self._loop.waits
+        return self._engine.assignment.waits
 
     @property
     def assigned(self) -> set[Partition]:

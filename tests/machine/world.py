@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kconsume._kafka.admin import Committed, Group
+from kconsume._kafka.cluster import Committed, Group
 from kconsume._kafka.topic_limits import TopicLimit
 from kconsume.errors import BrokerUnavailable
 from kconsume.records import Partition

@@ -249,8 +249,8 @@ def test_what_a_stream_cannot_be_is_refused_before_a_record_is_read(
         ({"options": {"minPartitions": "8"}}, "minPartitions='8' splits ranges"),
         ({"options": {"maxRecordsPerPartition": "8"}}, "maxRecordsPerPartition='8' splits ranges"),
         ({"options": {"asyncProgressTrackingEnabled": "true"}}, "what a batch covers is not known"),
-        ({"options": {"startingOffsets": "latest"}}, "the store says where to begin"),
-        ({"options": {"failOnDataLoss": "false"}}, "records that are gone are an error"),
+        ({"options": {"startingOffsets": "latest"}}, "the query begins at the stored offsets"),
+        ({"options": {"failOnDataLoss": "false"}}, "deleted records must end the query with an error"),
     ]
     for options, words in refused:
         with pytest.raises(ConfigurationError, match=words):

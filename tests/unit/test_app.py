@@ -188,13 +188,13 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("option", "sentence"),
         [
-            ({"order": "key"}, "order='key' is unknown to this version: it keeps partition order"),
+            ({"order": "key"}, "order='key' is unknown to this version: leave order= out"),
             ({"executor": "process"}, "executor='process' is unknown: choose 'thread' or 'inline'"),
             ({"start": "beginning"}, "start='beginning' is unknown: choose 'earliest', 'latest' or 'error'"),
             ({"on_error": "ignore"}, "on_error='ignore' is unknown: choose 'stop', 'hold', 'skip' or DeadLetter"),
-            ({"concurrency": 0}, "concurrency=0 leaves nothing to run"),
-            ({"chunk": 0}, "chunk=0 leaves nothing to run"),
-            ({"chunk": -5}, "chunk=-5 leaves nothing to run"),
+            ({"concurrency": 0}, "concurrency=0 must be a whole number, 1 or more"),
+            ({"chunk": 0}, "chunk=0 must be a whole number, 1 or more"),
+            ({"chunk": -5}, "chunk=-5 must be a whole number, 1 or more"),
         ],
     )
     def test_an_unknown_choice_is_refused_with_those_there_are(self, option: dict[str, Any], sentence: str) -> None:

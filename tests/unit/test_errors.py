@@ -27,7 +27,6 @@ RAISED_BESIDES = {
     "app.py": {"SystemExit"},
     "_runtime/interrupt.py": {"Interrupted"},
     "rebalance/partition_state.py": {"ExceptionGroup"},  # what several loads raised, each as it is
-    "_runtime/ownership.py": {"Deposed"},
     "_lazy.py": {"AttributeError"},  # what Python wants to hear
     "_handlers/batches.py": {"ValueError"},  # a slice that Python's own sequences would take
     "_config/environment.py": {"ValueError"},  # never leaves the file: it becomes a sentence with the variable's name
@@ -83,12 +82,11 @@ def test_every_error_class_of_the_package_is_in_the_tree() -> None:
         and member.__module__.startswith("kconsume")
         and not issubclass(member, KconsumeError)
     }
-    # A private one never leaves its module, the interrupts never the block that they end, `Deposed` never its thread,
-    # `TransactionFailed` never `kconsume dlq redrive`.
+    # A private one never leaves its module, the interrupts never the block that they end, `TransactionFailed` never
+    # `kconsume dlq redrive`.
     assert {name for name in strays if not name.startswith("_")} == {
         "Interrupted",
         "QueryInterrupted",
-        "Deposed",
         "TransactionFailed",
     }
 

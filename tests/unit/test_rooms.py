@@ -65,7 +65,7 @@ def log_events(files: Sources) -> Iterator[tuple[str, str | None]]:
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LEVELS:
                 logger = node.func.value
-                if isinstance(logger, ast.Name) and logger.id == "_log":
+                if isinstance(logger, ast.Name) and logger.id.endswith("_log"):
                     event = node.args[node.func.attr == "at"] if node.args else None
                     known = isinstance(event, ast.Constant) and isinstance(event.value, str)
                     yield f"{name}:{node.lineno}", str(event.value) if known else None  # type: ignore[union-attr]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 from kconsume._config.options import StartPolicy
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._runtime.assignment.partition_trouble import PartitionTrouble, positions_in, recreated
 from kconsume._runtime.assignment.store_check import StoreCheck
 from kconsume.backends.base import ClaimTerms, FencedStore, OffsetStore, Position, Positions, Refused, Start

@@ -125,6 +125,8 @@ class GroupCommitter:
         self._given_up_count = 0
         self._last_error: str | None = None
         """The error of the last answer. The same error is logged once, not every second."""
+        self.coordinator_is_lost = False
+        """Whether the last commit had no answer."""
 
     @property
     def busy(self) -> bool:
@@ -175,6 +177,7 @@ class GroupCommitter:
             self._sent.remove(sent)
             self._given_up.append(sent)
             self._given_up_count += 1
+            self.coordinator_is_lost = True
             _log.warning(
                 "coordinator lost",
                 partitions=sorted(sent.entries),
@@ -194,6 +197,7 @@ class GroupCommitter:
         for sent in self._sent:
             if sent.is_answered_by(result):
                 self._sent.remove(sent)
+                self.coordinator_is_lost = False
                 return sent.entries, sent.generation
         for sent in self._given_up:
             if sent.is_answered_by(result):
@@ -234,6 +238,8 @@ class StoreCommitter:
         self._unknown: CommitEntries = {}
         """Offsets whose answer was lost. They are sent again unchanged: the row has the old or the new offset."""
         self._answer: Future[dict[Partition, BaseException]] | None = None
+        self.store_error = ""
+        """Why the last save was not answered, if it was not."""
 
     @property
     def busy(self) -> bool:
@@ -262,11 +268,11 @@ class StoreCommitter:
         self._answer = None
         error = answer.exception()
         if error is None:
-            fenced, self._unknown = answer.result(), {}
+            fenced, self._unknown, self.store_error = answer.result(), {}, ""
             kept = {p: entry for p, entry in self._sent.items() if p not in fenced}
             return Receipt(kept, {p: (self._sent[p], cause) for p, cause in fenced.items()})
         if isinstance(error, StoreUnavailable):
-            self._unknown = self._sent
+            self._unknown, self.store_error = self._sent, str(error)
             _log.warning("save failed", cause=error, effect="tried again")
             return Receipt({}, {}, str(error))
         raise error

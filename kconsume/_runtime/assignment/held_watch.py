@@ -1,6 +1,6 @@
 """Watches held partitions and decides what to do with each. It only reads rows and never claims.
 
-`Assignment` carries out the decisions. All methods are called on the owner thread; rows are read on the background
+`Holds` carries out the decisions. All methods are called on the owner thread; rows are read on the background
 thread.
 """
 
@@ -11,15 +11,13 @@ from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
 
-from kconsume._event_log import EventLog
 from kconsume._runtime.assignment.claims import Claims, HeldRows
 from kconsume._runtime.assignment.partition import OwnedPartition
 from kconsume._runtime.assignment.partition_trouble import PartitionTrouble
 from kconsume._runtime.background import BackgroundThread
 from kconsume._runtime.deadlines import Deadline
-from kconsume.errors import BrokerUnavailable, Fenced, StoreUnavailable, TopicNotFound
-
-_log = EventLog("rebalance")
+from kconsume._runtime.observation.events import Events, PartitionHeld
+from kconsume.errors import BrokerUnavailable, Fenced, HandlerFailed, StoreUnavailable, TopicNotFound
 
 LOOK_EVERY = 2.0
 """Seconds between two reads of the rows of held partitions."""
@@ -42,8 +40,9 @@ class HeldDecisions(NamedTuple):
 class HeldWatch:
     """The held partitions of one consumer."""
 
-    def __init__(self, claims: Claims, background: BackgroundThread) -> None:
+    def __init__(self, claims: Claims, background: BackgroundThread, events: Events) -> None:
         self._claims = claims
+        self._events = events
         self._background = background
         self._active = False
         self._reading: Future[HeldRows] | None = None
@@ -51,8 +50,12 @@ class HeldWatch:
         """The troubles for which the rows are being read. The answer says nothing about other troubles."""
         self._look_due = self._say_due = self._read_due = Deadline(0.0)
 
-    def begin(self) -> None:
-        """Start to watch: a partition is held now."""
+    def begin(self, owned: OwnedPartition, trouble: PartitionTrouble) -> None:
+        """Hold a partition because of this trouble, publish that, and watch it."""
+        owned.trouble = trouble
+        error = trouble.error
+        hint = f"see it again: {error.try_command}" if isinstance(error, HandlerFailed) else ""
+        self._events.publish(PartitionHeld(owned.partition, trouble.code, error, hint))
         if not self._active:
             self._active = True
             self._look_due, self._say_due = Deadline(LOOK_EVERY), Deadline(SAY_EVERY)
@@ -68,7 +71,10 @@ class HeldWatch:
         self._active = bool(held)
         if self._say_due.passed:
             self._say_due = Deadline(SAY_EVERY)
-            _log_again(held)
+            for owned in held:
+                trouble = owned.trouble
+                assert trouble is not None
+                self._events.publish(PartitionHeld(owned.partition, trouble.code, trouble.error, "", trouble.seconds))
         decisions = self._look(held)
         if self._read_due.passed:
             self._read_due = Deadline(READ_AGAIN_EVERY)
@@ -106,15 +112,3 @@ def _decide(held: Sequence[OwnedPartition], found: HeldRows) -> HeldDecisions:
         else:
             fenced.append((owned, Fenced(f"{row.owner} has claimed it while it was held")))
     return HeldDecisions(claim_again, fenced)
-
-
-def _log_again(held: Sequence[OwnedPartition]) -> None:
-    for owned in held:
-        assert owned.trouble is not None
-        _log.error(
-            "partition still held",
-            partition=owned.partition,
-            code=owned.trouble.code,
-            seconds=round(owned.trouble.seconds),
-            cause=owned.trouble.error,
-        )

@@ -1,4 +1,4 @@
-"""Lanes whose partition was taken away while their handler still runs.
+"""Lanes that were stopped while their handler may still run: their partition was taken away, or gets another lane.
 
 Such a lane gets as much time as a whole shutdown. Then its handler is abandoned, and the next owner handles the record
 again. If this process becomes the next owner, a new lane may run beside the abandoned handler only where the fence of
@@ -26,13 +26,15 @@ class LateLanes:
         """patience: seconds until a handler is abandoned.
 
         Args:
-            may_be_left: whether the next lane of a partition may open beside an abandoned handler. It is also asked by
-                `Assignment`.
+            may_be_left: whether the next lane of a partition may open beside an abandoned handler.
             abandoned: the partitions of abandoned handlers are appended to it.
         """
         self._patience = patience
-        self.may_be_left = may_be_left
+        self._may_be_left = may_be_left
         self._abandoned = abandoned
+        self._previous: dict[Partition, Lane] = {}
+        """The last lane of each partition that left. The lane may still be busy when the partition is assigned
+        again."""
         self._waiting: list[tuple[Lane, Deadline]] = []
         self._hung: list[Lane] = []
         """Abandoned lanes whose partition must not get another lane."""
@@ -40,7 +42,28 @@ class LateLanes:
     def __bool__(self) -> bool:
         return bool(self._waiting or self._hung)
 
-    def expect_end(self, lane: Lane) -> None:
+    def close(self, owned: OwnedPartition, reason: str) -> None:
+        """Stop the lane of a partition that stays ours. The next lane waits until this lane has ended. It waits for a
+        handler that hangs only where the fence does not protect the store."""
+        lane = owned.lane
+        if lane is not None:
+            lane.request_stop(reason)
+            _set_aside(owned)
+            if self._may_be_left(lane):
+                self._expect_end(lane)
+
+    def keep(self, owned: OwnedPartition) -> None:
+        """Remember the last lane of a partition that leaves."""
+        _set_aside(owned)
+        if owned.previous_lane is not None:
+            self._previous[owned.partition] = owned.previous_lane
+            self._expect_end(owned.previous_lane)
+
+    def take_previous(self, partition: Partition) -> Lane | None:
+        """The last lane of a partition that returns, if there was one."""
+        return self._previous.pop(partition, None)
+
+    def _expect_end(self, lane: Lane) -> None:
         """Expect the handler of this lane to end, if it runs. A lane that is already expected keeps its deadline."""
         known = [*self._hung, *(waiting for waiting, _ in self._waiting)]
         if lane.occupied and not any(each is lane for each in known):
@@ -66,7 +89,7 @@ class LateLanes:
     def _leave_behind(self, lane: Lane) -> None:
         """Abandon a handler that does not return. Its partition may be assigned to this process again and must not wait
         for ever."""
-        if self.may_be_left(lane):
+        if self._may_be_left(lane):
             lane.abandoned = True
         else:
             self._hung.append(lane)
@@ -81,3 +104,9 @@ class LateLanes:
                     f"partition again: its next record must not be handled at the same time, so the process ends. "
                     f"Give the handler a timeout="
                 )
+
+
+def _set_aside(owned: OwnedPartition) -> None:
+    if owned.lane is not None:
+        owned.lane.lanes.lane_closed()
+        owned.lane, owned.previous_lane = None, owned.lane

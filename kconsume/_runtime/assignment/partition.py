@@ -10,6 +10,7 @@ of the partition when the question was asked. `Assignment.current` compares the 
 from __future__ import annotations
 
 import enum
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import NamedTuple
@@ -38,8 +39,8 @@ class OwnedPartition:
 
     __slots__ = (
         "answered", "claim", "claim_tries", "confirmation", "epoch", "handled", "lane", "leader_epoch",
-        "listeners_know", "mirrored", "partition", "pause_reasons", "previous_lane", "progress", "sought", "state",
-        "stored", "topic_id", "trouble",
+        "listeners_know", "mirrored", "moved_at", "opened_at", "partition", "pause_reasons", "previous_lane",
+        "progress", "sought", "state", "stored", "topic_id", "trouble",
     )  # fmt: skip
 
     def __init__(self, partition: Partition, previous_lane: Lane | None = None) -> None:
@@ -58,6 +59,10 @@ class OwnedPartition:
         self.leader_epoch: int | None = None
         self.stored: int | None = None
         """The offset that the store is known to have."""
+        self.moved_at: float | None = None
+        """When the stored offset moved last."""
+        self.opened_at: float | None = None
+        """When its claim succeeded."""
         self.mirrored: int | None = None
         """The offset that the Kafka group is known to have, where the offsets are kept in another store."""
         self.pause_reasons: set[str] = {"claim"}
@@ -75,6 +80,11 @@ class OwnedPartition:
         """How many records were finished or skipped."""
         self.listeners_know = False
         """Whether the listeners were told that the partition is assigned."""
+
+    def note_stored(self, offset: int) -> None:
+        """Note that the store has this offset now."""
+        if offset != self.stored:
+            self.stored, self.moved_at = offset, time.monotonic()
 
     @property
     def token(self) -> object:
@@ -102,6 +112,27 @@ class OwnedPartition:
         if self.lane is None or self.lane.commits_itself:
             return False
         return self.progress.watermark != self.stored
+
+    @property
+    def offset_to_mirror(self) -> int | None:
+        """The offset to commit to the Kafka group, because the store is ahead of the mirror or to confirm our
+        membership. None while a claim is pending: our copy of the row may be behind the offset of the group."""
+        if self.state is State.FENCED:
+            row = None if self.confirmation is None else self.confirmation.row
+            return None if row is None else row.next_offset
+        if self.state is not State.OPEN or self.stored == self.mirrored:
+            return None
+        return self.stored
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its lane may still report."""
+        return self.lane is not None and self.lane.unfinished
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all delivered records are finished. For a held partition: all records that can still be finished."""
+        return self.progress.idle if self.trouble is None else not self.is_running
 
 
 class Membership(NamedTuple):

@@ -11,22 +11,30 @@ import time
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
-from kconsume._event_log import EventLog
-from kconsume.rebalance.events import History, Rebalance
+from kconsume._runtime.observation.events import Events, RebalanceEnded
+from kconsume.rebalance.events import Rebalance
 from kconsume.records import Partition
-
-_log = EventLog("rebalance")
 
 
 class RebalanceRecorder:
-    """The rebalances of one consumer. All fields are written on the owner thread; `history` is read on any thread."""
+    """The rebalance of one consumer that has not ended. All methods are called on the owner thread."""
 
-    def __init__(self, protocol: str) -> None:
-        self.history = History(datetime.now(UTC))
+    def __init__(self, protocol: str, events: Events) -> None:
+        """protocol: the protocol of the group, for the record.
+
+        Args:
+            events: gets `RebalanceEnded`.
+        """
         self._protocol = protocol
+        self._events = events
         self._has_joined = False
         self._expected: str | None = None
         self._open: _Open | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a rebalance has begun and not ended."""
+        return self._open is not None
 
     def expect(self, reason: str) -> None:
         """Note that this consumer causes the next rebalance, and the reason."""
@@ -113,21 +121,7 @@ class RebalanceRecorder:
 
     def _close(self) -> None:
         rebalance, self._open = self._now().value(self._protocol), None
-        self.history.add(rebalance)
-        if not (rebalance.gained or rebalance.gone) and rebalance.success:
-            return  # no partition changed hands, so there is nothing to log
-        work = {"drained": rebalance.drained, "dropped": rebalance.dropped, "abandoned": rebalance.abandoned}
-        _log.info(
-            "rebalance ended",
-            reason=rebalance.reason,
-            protocol=rebalance.protocol,
-            gained=rebalance.gained,
-            gone=rebalance.gone,
-            kept=len(rebalance.kept),
-            seconds=rebalance.duration,
-            **{name: records for name, records in work.items() if records},
-            success=rebalance.success,
-        )
+        self._events.publish(RebalanceEnded(rebalance))
 
 
 class _Open:

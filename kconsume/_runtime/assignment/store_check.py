@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from kconsume._event_log import EventLog
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._kafka.commit_metadata import MirrorSource, StoreName, name_of, source_in
 from kconsume._runtime.assignment.store_identity import MirroredOffset, StoreVerdict, judged
 from kconsume.backends.base import OffsetStore, Position, Positions

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._runtime.assignment.claims import Claims
 from kconsume._runtime.assignment.partition_trouble import NOT_SKIPPED, choices
 from kconsume.errors import (

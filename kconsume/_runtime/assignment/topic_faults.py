@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
 from kconsume._event_log import EventLog
-from kconsume._runtime.assignment.assignment import Assignment
 from kconsume._runtime.assignment.held_watch import SAY_EVERY
+from kconsume._runtime.assignment.holds import Holds
+from kconsume._runtime.assignment.owned_partitions import OwnedPartitions
 from kconsume._runtime.deadlines import Deadline
 from kconsume.errors import KconsumeError, NotAuthorized, TopicNotFound
 
@@ -20,13 +21,15 @@ _log = EventLog("loop")
 class TopicFaults:
     """The faults of the topics of one consumer."""
 
-    def __init__(self, assignment: Assignment, has_had: Callable[[str], bool]) -> None:
-        """assignment: holds the partitions.
+    def __init__(self, partitions: OwnedPartitions, holds: Holds, has_had: Callable[[str], bool]) -> None:
+        """partitions: the partitions of the consumer.
 
         Args:
+            holds: holds partitions.
             has_had: whether a topic existed when this consumer surveyed the topics.
         """
-        self._assignment = assignment
+        self._partitions = partitions
+        self._holds = holds
         self._has_had = has_had
         self._survey: Future[None] | None = None
         """The survey of the topics that was sent last."""
@@ -62,11 +65,11 @@ class TopicFaults:
                 continue
             if isinstance(fault, NotAuthorized) and not has_read:
                 raise fault
-            concerned = [o for o in self._assignment.partitions.values() if o.partition.topic == topic]
+            concerned = [o for o in self._partitions.values() if o.partition.topic == topic]
             if not concerned:
                 self._log_trouble(topic, fault)
             for owned in concerned:
-                self._assignment.put_on_hold(owned, fault, drains=isinstance(fault, NotAuthorized))
+                self._holds.put_on_hold(owned, fault, drains=isinstance(fault, NotAuthorized))
 
     def _log_trouble(self, topic: str, fault: KconsumeError) -> None:
         due = self._log_due.get(topic)

@@ -2,6 +2,6 @@
 
 Modules: `lane` (one ordered sequence of records), `reports` (what a lane tells the loop), `inline`, `threads` and
 `event_loop` (three ways to run lanes), `timer` (wakes suspended lanes), `pacing` and `backpressure` (pure decisions
-about sizes), `batching` (collects records into batches), `turns` (slices of one handler take turns), `lending` (the
-event loop borrows the consumer for a short time). `_runtime/processing` decides what happens to the records of a chunk.
+about sizes), `batching` (collects records into batches). `_runtime/processing` decides what happens to the records of a
+chunk.
 """

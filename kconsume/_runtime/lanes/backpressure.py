@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import enum
 
-from kconsume._runtime.lanes.pacing import Pace
-
 # Bytes of the Python objects of one record, in addition to the record's own bytes.
 RECORD_OVERHEAD = 450
 
@@ -50,8 +48,7 @@ class Backpressure:
         For a handler that needs less than `SHORT` for a record, two fetches are enough. More objects in memory would
         only slow it down, because of the CPU caches and the garbage collector (measured: a third of its speed). A
         handler that `waits`, for example for a database, gets the larger window: it loses more if its other lanes have
-        nothing to do while one lane is full. A fast handler (`Pace.FAST`) is run by the owner thread. Its lane is full
-        with the first record, until the lane is idle again.
+        nothing to do while one lane is full.
 
         Args:
             records: how many records are in flight.
@@ -62,17 +59,10 @@ class Backpressure:
                 next batch may wait and a third may be fetched. Otherwise every partition would stand still while one of
                 them has a large batch.
         """
-        if seconds_each is None:
-            most = self.FEW_RECORDS  # enough to find out
-        elif seconds_each < Pace.FAST and not waits:
-            return max(float(records), self._share_of_bytes(records, size))
-        else:
-            most = self.FEW_RECORDS if seconds_each < self.SHORT and not waits else self.MOST_RECORDS
+        few = seconds_each is None or (seconds_each < self.SHORT and not waits)
+        most = self.FEW_RECORDS if few else self.MOST_RECORDS
         # Full with a third batch, and no longer full when one batch is left.
-        return max(records / max(most, 2 * batch + 1), self._share_of_bytes(records, size))
-
-    def _share_of_bytes(self, records: int, size: int) -> float:
-        return (size + records * RECORD_OVERHEAD) / self.bytes
+        return max(records / max(most, 2 * batch + 1), (size + records * RECORD_OVERHEAD) / self.bytes)
 
     def advise(
         self,

@@ -29,8 +29,7 @@ TURN = 0.25
 class AsyncLanes:
     """Runs lanes as tasks on an event loop, at most `max_tasks` at once.
 
-    `submit`, `abandon` and `close` are called by the owner thread, or on the loop while it borrows the consumer
-    (`_runtime/lanes/lending.py`); the two never run at the same time.
+    `submit` and `abandon` are called by the owner thread, `close` by the thread that ends the consumer.
     """
 
     def __init__(self, reports: LaneReports, name: str, max_tasks: int, handler_loop: HandlerLoop) -> None:
@@ -61,8 +60,7 @@ class AsyncLanes:
         """Does nothing: there is nothing to release."""
 
     def submit(self, lane: Lane, chunk: Chunk) -> None:
-        if lane.busy or not lane.pace.is_fast:  # a chunk of an idle fast lane begins at once and does not wait
-            lane.count_queued(chunk)
+        lane.count_queued(chunk)
         with lane.lock:
             if lane.stop_reasons:
                 return
@@ -80,18 +78,9 @@ class AsyncLanes:
             self._call_on_loop(self._cancel_all)
 
     def _call_on_loop(self, action: Callable[..., None], *arguments: object) -> None:
-        if self._is_on_loop():
-            action(*arguments)
-            return
         # A closed loop accepts no calls, but its handlers have ended too.
         with contextlib.suppress(RuntimeError):
             self._handler_loop.loop.call_soon_threadsafe(action, *arguments)
-
-    def _is_on_loop(self) -> bool:
-        try:
-            return asyncio.get_running_loop() is self._handler_loop.loop
-        except RuntimeError:
-            return False
 
     # On the loop
 

@@ -113,10 +113,10 @@ class Lane:
         """The leader epoch of the last record whose offset the work has stored."""
         self.earlier_attempts = earlier_attempts
         """Attempts of an earlier owner. None once the first record was reached."""
-        self.suspended: Suspended | None = None
-        """The run that continues before the next chunk. A suspended lane is busy."""
 
         # Written by the worker, read by the worker and, without a lock, by the owner, which accepts an old value.
+        self.suspended: Suspended | None = None
+        """The run that continues before the next chunk. A suspended lane is busy."""
         self.pace = pace
         self.letters: LettersInFlight | None = None
         """The letters that are not confirmed yet. None until the lane had a letter. A lane with unconfirmed letters
@@ -128,8 +128,7 @@ class Lane:
         self.chunks: deque[Chunk] = deque()
         """The records that wait for the worker."""
         self.busy = False
-        """True while a worker runs the lane or is about to. The owner reads this field without the lock. A lane that is
-        not busy has no worker, so the owner may then write the field without the lock."""
+        """True while a worker runs the lane or is about to. The owner reads this field without the lock."""
         self.stop_reasons: list[str] = []
         """Not empty once the lane must stop. This is a list, because a runner checks it for each record, and the check
         whether a list is empty costs nothing. The worker reads it without the lock. A worker that crashes also adds a

@@ -13,8 +13,6 @@ class Pace:
 
     TARGET = 0.05
     """Seconds of one slice."""
-    FAST = 20e-6
-    """Seconds for a record. A handler that needs less cannot be waiting for anything."""
 
     __slots__ = ("limit", "seconds_each", "size", "target", "waits")
 
@@ -22,7 +20,7 @@ class Pace:
         """
         Args:
             limit: records of a slice, at most.
-            waits: True if the handler is known to wait for something. Then it never counts as fast.
+            waits: True if the handler is known to wait for something, so that a slice takes time besides its records.
             target: seconds that a slice should take.
         """
         self.limit = limit
@@ -30,11 +28,6 @@ class Pace:
         self.seconds_each: float | None = None
         self.waits = waits
         self.target = target
-
-    @property
-    def is_fast(self) -> bool:
-        """True if the handler is so fast that it cannot be waiting for anything. More threads would not help it."""
-        return self.seconds_each is not None and self.seconds_each < self.FAST and not self.waits
 
     def measured(self, records: int, seconds: float) -> None:
         """Learn that a slice of `records` took `seconds`."""

@@ -91,3 +91,5 @@ class Suspended(NamedTuple):
     """How long to wait."""
     resume: Callable[[], Awaitable[Suspended | None] | Suspended | None]
     """Continues the chunk. Returns the same as `Work`."""
+    code: str
+    """What the partition waits for, as in `_runtime/observation/causes`."""

@@ -1,8 +1,4 @@
-"""Runs lanes on worker threads: at most one worker for a lane at a time.
-
-A fast handler needs no worker: the owner thread runs its chunks inside `submit`. If such a call takes long, another
-thread takes over polling (`_runtime/ownership.py`).
-"""
+"""Runs lanes on worker threads: at most one worker for a lane at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +9,6 @@ from typing import cast
 from kconsume._runtime.lanes.lane import Chunk, Lane
 from kconsume._runtime.lanes.reports import Crashed, LaneReports, Suspended
 from kconsume._runtime.lanes.timer import LaneTimer
-from kconsume._runtime.ownership import Ownership
 
 
 class ThreadLanes:
@@ -22,16 +17,14 @@ class ThreadLanes:
     `lane_opened`, `lane_closed`, `submit`, `abandon` and `close` are called by the owner thread.
     """
 
-    def __init__(self, reports: LaneReports, name: str, max_workers: int, ownership: Ownership) -> None:
+    def __init__(self, reports: LaneReports, name: str, max_workers: int) -> None:
         """
         Args:
             reports: takes the reports of the lanes.
             name: begins the names of the threads.
             max_workers: how many lanes run at once, at most.
-            ownership: lets another thread poll while the owner thread runs a handler.
         """
         self._report = reports.put
-        self._ownership = ownership
         self._name = name
         self._max_workers = max_workers
         self._ready: SimpleQueue[Lane | None] = SimpleQueue()
@@ -53,20 +46,15 @@ class ThreadLanes:
         self._open -= 1
 
     def submit(self, lane: Lane, chunk: Chunk) -> None:
-        if lane.pace.is_fast and not lane.busy and not lane.stop_reasons:
-            lane.busy = True
-            self._ownership.enter_handler()
-            self._handle(lane, chunk)
-            return self._ownership.leave_handler()
         lane.count_queued(chunk)
         with lane.lock:
             if lane.stop_reasons:
-                return None
+                return
             lane.chunks.append(chunk)
             if lane.busy:
-                return None
+                return
             lane.busy = True
-        return self._ready.put(lane)
+        self._ready.put(lane)
 
     def abandon(self, lane: Lane) -> None:  # noqa: ARG002  (any worker will do)
         with self._count:

@@ -131,11 +131,11 @@ class LetterBatch:
         while in_flight.blocks_lane and not lane.stop_reasons:
             if failed := in_flight.failed:
                 yield LogUnwritten(failed[0].messages[0], failed[0].error)
-                yield from self.wait(pause)
+                yield from self.wait(pause, "dead_letter_unwritten")
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 yield from self._send_again(in_flight, failed)
             else:
-                yield Wait(_POLL_EVERY)
+                yield Wait(_POLL_EVERY, "dead_letter_unwritten")
 
     def _send_again(self, in_flight: LettersInFlight, failed: list[LetterGroup]) -> Generator[Step, StepResult, None]:
         """Send letters again, and wait until they are confirmed or have failed."""
@@ -150,7 +150,7 @@ class LetterBatch:
             assert result.delivery is not None
             in_flight.track_again(group, result.delivery)
         while not self._lane.stop_reasons and not all(group.confirmed or group.error is not None for group in failed):
-            yield Wait(_POLL_EVERY)
+            yield Wait(_POLL_EVERY, "dead_letter_unwritten")
 
     def until_written(self, step: SliceStep) -> Generator[Step, StepResult, StepResult]:
         """Yield a step with letters until they are written. Returns a result with nothing done if the lane stops
@@ -162,13 +162,17 @@ class LetterBatch:
             except LetterFailed as error:
                 unwritten = LogUnwritten(step.part[0], error)
             yield unwritten
-            yield from self.wait(pause)
+            yield from self.wait(pause, "dead_letter_unwritten")
             if self._lane.stop_reasons:
                 return StepResult(0)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def wait(self, seconds: float) -> Generator[Step, StepResult, None]:
-        """Wait this long, or until the lane must stop."""
+    def wait(self, seconds: float, code: str) -> Generator[Step, StepResult, None]:
+        """Wait this long, or until the lane must stop.
+
+        Args:
+            code: what the partition waits for, as in `_runtime/observation/causes`.
+        """
         while seconds > 0 and not self._lane.stop_reasons:
-            yield Wait(min(seconds, _LONGEST_WAIT))
+            yield Wait(min(seconds, _LONGEST_WAIT), code)
             seconds -= _LONGEST_WAIT

@@ -76,8 +76,8 @@ class Publisher:
             letters_to: sends letters that go to a topic.
             most_bytes: how large a record may be.
             relay: sends the rows of the outbox; None if the store has no outbox.
-            retries_letters: True if a letter that cannot be sent is tried until it is sent; False if this is an error
-                at once.
+            retries_letters: what happens if a letter cannot be sent. True: `LetterFailed` is raised, and the letter is
+                sent again until it is written. False: `SendFailed` is raised, and the letter is not sent again.
         """
         self._producer = producer
         self._letters_to = letters_to

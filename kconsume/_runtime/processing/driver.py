@@ -76,7 +76,7 @@ class ThreadDriver:
         step = _next(steps, result)
         while step is not None:
             if isinstance(step, Wait):
-                return Suspended(step.seconds, partial(self._go_on, lane, steps, _WAITED))
+                return Suspended(step.seconds, partial(self._go_on, lane, steps, _WAITED), step.code)
             if isinstance(step, LogRetry | LogUnwritten):
                 step = _next(steps, _logged(step))
             else:
@@ -109,7 +109,7 @@ class LoopDriver:
         step = _next(steps, result)
         while step is not None:
             if isinstance(step, Wait):
-                return Suspended(step.seconds, partial(self._go_on, lane, steps, _WAITED))
+                return Suspended(step.seconds, partial(self._go_on, lane, steps, _WAITED), step.code)
             if isinstance(step, LogRetry | LogUnwritten):
                 step = _next(steps, _logged(step))
                 continue

@@ -10,7 +10,7 @@ from kconsume._handlers.compiled import AsyncRunner, Passes, Runner
 from kconsume._kafka.outgoing import Outgoing, stamp_reset
 from kconsume._runtime.lanes.lane import Lane
 from kconsume._runtime.output.publisher import Publisher
-from kconsume._runtime.processing.outcome import outcome_of, unless_cancelled
+from kconsume._runtime.processing.slice_result import outcome_of, unless_cancelled
 from kconsume._runtime.processing.steps import CallHandler, SkipRecords, SliceStep, StepResult
 from kconsume.errors import KconsumeError
 

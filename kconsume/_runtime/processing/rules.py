@@ -141,7 +141,7 @@ class ChunkRun:
                 yield from self._letter_batch.await_unblocked()
                 continue
             if self._rules.outbox_is_full is not None and self._rules.outbox_is_full(lane.partition):
-                yield Wait(_LONGEST_WAIT)
+                yield Wait(_LONGEST_WAIT, "outbox_full")
                 continue
             if lane.earlier_attempts is not None:
                 self._count_earlier_attempts(lane.earlier_attempts)
@@ -156,7 +156,7 @@ class ChunkRun:
             try:
                 result = yield CallHandler(part, part, self._attempt, (), passes)
                 if result.done:
-                    lane.pace.measured(result.done, self._rules.clock().steady - began - result.waited)
+                    lane.pace.measured(result.done, self._rules.clock().steady - began)
                     skipped = self._add_skipped_in_slice() if self._skipped_in_slice else 0
                     self._passed(part if result.done == len(part) else part[: result.done], skipped, skipped)
                 if result.error is not None and not (yield from self._failed(part[result.done :], result)):
@@ -207,7 +207,7 @@ class ChunkRun:
                 break
             due += 1
         if not due:
-            yield Wait(min(left, _LONGEST_DELAY_WAIT))
+            yield Wait(min(left, _LONGEST_DELAY_WAIT), "retrying")
         return due
 
     def _await_rate(self, size: int) -> Generator[Step, StepResult, int]:
@@ -220,7 +220,7 @@ class ChunkRun:
             granted, wait = limiter.take(wanted, wanted, self._lane if batched else None)
             if granted:
                 return granted
-            yield Wait(min(wait, _LONGEST_WAIT))
+            yield Wait(min(wait, _LONGEST_WAIT), "throttled")
         return 0
 
     # What failed
@@ -298,7 +298,7 @@ class ChunkRun:
             yield from self._letter_batch.hand_over()
         if self._rules.saves_attempts:
             yield SaveAttempts(message.offset(), self._attempt)
-        yield from self._letter_batch.wait(pause)
+        yield from self._letter_batch.wait(pause, "retrying")
         self._attempt += 1
         self._waited += pause
         return True

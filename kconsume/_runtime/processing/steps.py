@@ -70,6 +70,8 @@ class Wait(NamedTuple):
     """Continue after this many seconds."""
 
     seconds: float
+    code: str
+    """What the partition waits for, as in `_runtime/observation/causes`."""
 
 
 SliceStep: TypeAlias = CallHandler | SkipRecords
@@ -90,8 +92,6 @@ class StepResult(NamedTuple):
     error: BaseException | None = None
     certain: bool = True
     """True if the culprit itself failed; False if it may be any record from the culprit on."""
-    waited: float = 0.0
-    """Seconds that the step waited for its turn."""
     delivery: Future[None] | None = None
     """The delivery of letters for which the step did not wait."""
 

@@ -21,12 +21,11 @@ from typing import TypeAlias, cast
 from kconsume._handlers.compiled import AsyncRunner, Runner
 from kconsume._kafka.outgoing import Outgoing, stamp_reset
 from kconsume._runtime.lanes.lane import Lane
-from kconsume._runtime.lanes.turns import Turns
 from kconsume._runtime.output.publisher import Publisher
 from kconsume._runtime.processing.blocking_tx import AsyncBegin
 from kconsume._runtime.processing.dedup import Deduplication
-from kconsume._runtime.processing.outcome import in_the_part, outcome_of, unless_cancelled
 from kconsume._runtime.processing.pipelining import Pipelining
+from kconsume._runtime.processing.slice_result import in_the_part, outcome_of, unless_cancelled
 from kconsume._runtime.processing.steps import CallHandler, SkipRecords, SliceStep, StepResult
 from kconsume.backends.base import TransactionalStore, Tx
 from kconsume.backends.capabilities import AsyncTx, FinishingTx, SeverableTx, capabilities_of
@@ -84,7 +83,6 @@ class TransactionalAttempt:
         self._dedup = dedup
         self._pipeline = Pipelining.of(store, batched or waits_in_handler or not gives_tx)
         self._finishes = capabilities_of(store).finishes
-        self._turns = Turns()
 
     def __call__(self, lane: Lane, step: SliceStep, /) -> StepResult:
         for pause in _PAUSES:
@@ -129,12 +127,9 @@ class TransactionalAttempt:
                 begun = True
                 admitted = step if self._dedup is None else self._dedup.without_repeats(step, tx, lane.reset_epoch)
                 if isinstance(step, CallHandler) and isinstance(admitted, CallHandler) and inside:
-                    with self._turns.take() as turn:
-                        halt = self._run(
-                            admitted.records, lane.stop_reasons, tx.connection, lane.scope, sent, step.attempt
-                        )
+                    halt = self._run(admitted.records, lane.stop_reasons, tx.connection, lane.scope, sent, step.attempt)
                     halt = in_the_part(step, admitted, halt)
-                    result = outcome_of(step, halt, self._batched)._replace(waited=turn.waited)
+                    result = outcome_of(step, halt, self._batched)
                     result = _or_undo(result, tx, abandoned=halt is not None and halt.abandoned)
                     _must_be_whole(step, result, dedups)
                 if self._publisher is not None:

@@ -1,8 +1,8 @@
-"""Reads a table of dead letters, for users: a summary by cause, one letter by its row, and pages of letters.
+"""Reads a table of dead letters, for users: summaries by cause, one letter by the id of its row, and pages of letters.
 
-A reader opens a connection of its own for each call, may only read, creates nothing, and never waits for a writer. This
-module has the contract of a reader, and the queries and rows of both databases. The readers are
-`sqlite.dead_letter_reader` and `postgres.dead_letters.reader`.
+A reader opens a read-only connection for each call, creates nothing, and never waits for a writer. This module has the
+protocol of a reader, and the queries for SQLite and PostgreSQL. The readers are `sqlite.dead_letter_reader` and
+`postgres.dead_letters.reader`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _IS_SENT = "sent_back is not null and sent_back = failed_at"
 
 @dataclass(frozen=True, slots=True)
 class CauseSummary:
-    """The letters of one topic that failed for one cause."""
+    """A summary of the dead letters of one topic whose handlers raised the same class of error."""
 
     topic: str
     """The topic of the records."""
@@ -43,28 +43,28 @@ class CauseSummary:
     first: datetime | None
     last: datetime | None
     example: str
-    """One of the letters: the id of its row, or its partition and offset in a topic."""
+    """One of these letters: the id of its row in a table, or its partition and offset in a topic."""
     sent_back: int = 0
-    """How many of the letters were sent back and have not failed since."""
+    """How many of these letters were sent back to Kafka and have not failed since."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptLetter:
-    """A letter of a table."""
+    """A dead letter in a table."""
 
     letter: Letter
     failed_at: datetime
     row: int = 0
     is_sent: bool = False
-    """True if the letter was sent back and has not failed since."""
+    """True if the letter was sent back to Kafka and has not failed since."""
 
 
 @dataclass(frozen=True, slots=True)
 class PurgeSelection:
-    """Which letters are deleted for good: the letters that meet every condition."""
+    """Selects the dead letters to delete: the letters that meet every condition."""
 
     sent_back: bool = False
-    """Only letters that were sent back and have not failed since."""
+    """Only letters that were sent back to Kafka and have not failed since."""
     before: datetime | None = None
     """Only letters that failed before this time."""
     group: str | None = None
@@ -77,7 +77,7 @@ class LetterReader(Protocol):
     def exists(self) -> bool: ...
 
     def summaries(self, since: datetime | None = None, group: str | None = None) -> list[CauseSummary]:
-        """All letters by topic and cause, in this order.
+        """Return a summary for each topic and cause, sorted by topic and then by cause.
 
         Args:
             since: only letters that failed at this time or later.
@@ -99,15 +99,16 @@ class LetterReader(Protocol):
         ...
 
     def purgeable(self, selection: PurgeSelection) -> tuple[int, int]:
-        """How many letters meet the selection, and how many letters the table has."""
+        """Return two numbers: how many letters meet the selection, and how many letters the table has."""
         ...
 
 
 def letters_in(store: OffsetStore, table: str) -> LetterReader:
-    """The reader for a table beside the store's offsets. Raises `ConfigurationError` if the store has no tables.
+    """Return the reader for a table of dead letters in the store's database. Raises `ConfigurationError` if the store
+    is not a database with tables.
 
     Args:
-        table: a name that `DeadLetter` accepts. The table need not exist.
+        table: the name of the table, as in `DeadLetter(table=...)`. The table need not exist.
     """
     if isinstance(store, SqliteStore):
         from kconsume.backends.sqlite.dead_letter_reader import SqliteLetters
@@ -118,7 +119,7 @@ def letters_in(store: OffsetStore, table: str) -> LetterReader:
 
         return PostgresLetters(store, table)
     raise ConfigurationError(
-        f"{masked_address(store.address)} has no tables, so no dead letters are in it: name a postgresql:// or "
+        f"{masked_address(store.address)} has no tables, so it contains no dead letters: give a postgresql:// or "
         f"sqlite:/// address, or a topic"
     )
 
@@ -127,7 +128,12 @@ def letters_in(store: OffsetStore, table: str) -> LetterReader:
 
 
 def select_summaries(table: str, dialect: Dialect, values: Mapping[str, object], *, knows_sent: bool) -> str:
-    """The query for the summaries by topic and exception. `values` has `since` and `group`; None means no condition."""
+    """The query for the summaries by topic and exception.
+
+    Args:
+        values: the parameters `since` and `group`; None means no condition.
+        knows_sent: True if the table has the column `sent_back`.
+    """
     sent = f"count(case when {_IS_SENT} then 1 end)" if knows_sent else "0"
     conditions = {"since": "failed_at >= {}", "group": "group_id = {}"}
     wanted = [conditions[name].format(_parameter(name, dialect)) for name, value in values.items() if value is not None]
@@ -149,7 +155,7 @@ def select_page(table: str, dialect: Dialect, *, knows_sent: bool) -> str:
 
 
 def select_rows(table: str, rows: Sequence[int]) -> str:
-    """For a table that has the column `sent_back`."""
+    """The query for letters by the ids of their rows. The table must have the column `sent_back`."""
     numbers = ", ".join(str(int(row)) for row in rows)
     return f"select id, {_IS_SENT}, {_COLUMNS} from {quoted(table)} where id in ({numbers}) order by id"
 
@@ -207,7 +213,7 @@ def numbered_letter_of(row: Sequence[Any]) -> KeptLetter:
 
 def wrong_table(table: str, address: str, reason: str) -> ConfigurationError:
     return ConfigurationError(
-        f"{table} in {address} is no table of dead letters ({reason}): name the one of DeadLetter(table=...)"
+        f"{table} in {address} is not a table of dead letters ({reason}): give the table of DeadLetter(table=...)"
     )
 
 

@@ -1,8 +1,8 @@
-"""Sends letters of a table back: inserts outbox rows in the transaction that marks the letters.
+"""Sends dead letters of a table back to Kafka, for `kconsume dlq redrive`.
 
-So a letter is marked if and only if it is sent. The outbox relay of an app sends the rows; nothing here uses Kafka.
-This module has the contract of a sender. The senders are `sqlite.dead_letter_sender` and
-`postgres.dead_letters.sender`.
+A sender inserts outbox rows in the same transaction that marks the letters as sent back. So a letter is marked if and
+only if it is sent. The outbox relay of a running app sends the rows; this module does not use Kafka. It has the
+protocol of a sender. The senders are `sqlite.dead_letter_sender` and `postgres.dead_letters.sender`.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from kconsume.backends.sqlite.store import SqliteStore
 from kconsume.failures.letter_headers import Letter
 
 ToOutgoing: TypeAlias = Callable[[Letter], Outgoing]
-"""Returns the record to send for a letter."""
+"""A function that returns the record to send for a dead letter."""
 
 
 class LetterSender(Protocol):
-    """Sends letters of one table back. Blocks."""
+    """Sends dead letters of one table back to Kafka. All methods block."""
 
     def prepare(self) -> None:
-        """Add the columns that a table of an earlier version lacks."""
+        """Add the column `sent_back` if an earlier version of kconsume created the table without this column."""
         ...
 
     def send_back(self, rows: Sequence[int], to_outgoing: ToOutgoing) -> int:
-        """Send all letters of these rows, or none. Returns how many letters were sent.
+        """Send the letters in these rows, all or none. Returns how many letters were sent.
 
         Args:
-            rows: ids of rows. A letter that another process has sent back meanwhile is left out.
-            to_outgoing: makes the record of a letter.
+            rows: the ids of the rows. A letter that another process has sent back meanwhile is left out.
+            to_outgoing: returns the record to send for a letter.
         """
         ...
 
     def waiting(self, topics: Collection[str]) -> int:
-        """How many records to these topics are in the outbox, not yet confirmed by the broker."""
+        """How many records to these topics are in the outbox because the broker has not confirmed them yet."""
         ...
 
     def purge(self, selection: PurgeSelection) -> int:
-        """Delete the letters that meet the selection for good, in one transaction. Returns how many."""
+        """Delete the selected letters in one transaction. Returns how many letters were deleted."""
         ...
 
     def release_lease(self, owner: str) -> None:
@@ -50,7 +50,12 @@ class LetterSender(Protocol):
 
 
 def sender_in(store: OffsetStore, table: str) -> LetterSender:
-    """The sender for a table beside the store's offsets. store: a store that `reader.letters_in` accepts."""
+    """Return the sender for a table of dead letters in the store's database.
+
+    Args:
+        store: a store that `reader.letters_in` accepts.
+        table: the name of the table.
+    """
     if isinstance(store, SqliteStore):
         from kconsume.backends.sqlite.dead_letter_sender import SqliteSender
 

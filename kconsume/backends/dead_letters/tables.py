@@ -1,7 +1,8 @@
-"""The table of dead letters: what `DeadLetter(table=...)` writes in the transaction of the offset.
+"""The SQL for a table of dead letters, which `DeadLetter(table=...)` writes in the transaction that moves the offset.
 
-Texts and values for two dialects, without a connection. Each failed record of a group has one row, found by its origin.
-If the record fails again after it was sent back, its row is updated.
+SQL texts and parameters for SQLite and PostgreSQL; this module uses no connection. Each failed record of a group has
+one row, and the group and the record's origin are the key. If the record fails again after it was sent back to Kafka,
+this row is updated.
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ def insert(table: str, dialect: Dialect) -> str:
     )
 
 
-# Sending letters back: `sent_back` is the `failed_at` of the failure that was sent back. If the record failed again,
-# `sent_back` and `failed_at` differ, so no clocks are compared. A table of an earlier version gets the column when a
-# letter is sent back.
+# When a letter is sent back to Kafka, the column `sent_back` gets the value of `failed_at`. If the record fails again,
+# `failed_at` changes, and the two columns differ. So the clocks of two processes are never compared. A table of an
+# earlier version gets the column when a letter is sent back.
 
 
 def add_sent_back(table: str, dialect: Dialect) -> str:
@@ -94,8 +95,8 @@ def row_of(letter: Letter, dialect: Dialect) -> dict[str, object]:
 
 
 def _reset_of(letter: Letter) -> Headers:
-    """The reset epoch as a header, added to the record's own headers: a table of an earlier version needs no new
-    column, and an earlier kconsume that sends the letter back keeps the header."""
+    """The reset epoch as a header, which is stored with the record's own headers. So a table of an earlier version
+    needs no new column, and an earlier kconsume that sends the letter back sends this header too."""
     return ((RESET, b"%d" % letter.reset_epoch),) if letter.reset_epoch else ()
 
 

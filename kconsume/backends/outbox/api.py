@@ -1,4 +1,4 @@
-"""The transactional outbox for programs outside of handlers: a record is sent if and only if a transaction commits.
+"""The transactional outbox for code outside of handlers: a record is sent if and only if a transaction commits.
 
     outbox = Outbox("postgresql://localhost/shop")
 
@@ -6,8 +6,8 @@
         connection.execute("insert into orders ...")
         outbox.send(connection, "orders", order)
 
-`send` inserts a row into the same database; any running app that keeps its offsets there sends it. This module does not
-commit and does not use Kafka.
+`send` inserts a row in the user's transaction. A running app that keeps its offsets in the same database sends the
+record to Kafka. This module does not commit and does not use Kafka.
 """
 
 from __future__ import annotations
@@ -30,14 +30,18 @@ _ROOTS = {"psycopg": "postgresql://", "sqlite3": "sqlite:///", "sqlalchemy": "po
 
 
 class Outbox:
-    """The outbox of a database: `Outbox("postgresql://localhost/shop")`, or of a store."""
+    """The outbox of a database: `Outbox("postgresql://localhost/shop")`.
+
+    Args:
+        store: the address of the database, or its store: a `PostgresStore` or a `SqliteStore`.
+    """
 
     def __init__(self, store: str | OffsetStore) -> None:
         opened = open_store(store) if isinstance(store, str) else store
         outbox = capabilities_of(opened).outbox
         if outbox is None:
             raise ConfigurationError(
-                f"{opened.address} has no outbox, because it is no database: give postgresql://… or sqlite:///…"
+                f"{opened.address} has no outbox, because it is not a database: give postgresql://… or sqlite:///…"
             )
         self._store = outbox
         if opened.address.startswith("sqlite:///"):
@@ -48,11 +52,11 @@ class Outbox:
     def send(
         self, tx: object, topic: str, value: object, key: bytes | str | None = None, headers: OutgoingHeaders = ()
     ) -> None:
-        """Insert a record that is sent once the transaction of `tx` has committed.
+        """Insert a record into the outbox, in the transaction of `tx`. The record is sent after the commit.
 
         Args:
             tx: a connection of psycopg, sqlite3 or SQLAlchemy, or a `Session`.
-            topic: where the record goes.
+            topic: the topic of the record.
             value: bytes, text, None (a tombstone), or what msgspec or pydantic encodes as JSON.
             key: bytes or text; None for no key.
             headers: pairs of a name and bytes or text.
@@ -63,8 +67,8 @@ class Outbox:
     async def asend(
         self, tx: object, topic: str, value: object, key: bytes | str | None = None, headers: OutgoingHeaders = ()
     ) -> None:
-        """As `send`, for an `AsyncConnection` or an `AsyncSession`. The first call blocks while it looks for the
-        tables."""
+        """As `send`, for an `AsyncConnection` or an `AsyncSession`. The first call blocks the event loop while it
+        checks the tables."""
         root = self._must_fit(tx, awaited=True)
         statement = self._statement(topic, value, key, headers)
         if root == "sqlalchemy":
@@ -85,14 +89,15 @@ class Outbox:
         return self._store.insert_statement(Outgoing(ready.value, ready.key, (*pairs, origin), ready.topic))
 
     def _must_fit(self, tx: object, *, awaited: bool) -> str:
-        """The package that the transaction comes from. Raises `InvalidHandler` if it cannot belong to this database."""
+        """Return the package of the transaction, such as `"psycopg"`. Raises `InvalidHandler` if the transaction cannot
+        be one of this database."""
         roots = {kind.__module__.partition(".")[0] for kind in type(tx).__mro__}
         root = next((known for known in _ROOTS if known in roots), None)
         execute = getattr(tx, "execute", None)
         if root is None or execute is None or not self._store.address.startswith(_ROOTS[root]):
             raise InvalidHandler(
-                f"a {type(tx).__name__} is no transaction of {self._store.address}: give the connection, or the "
-                f"Session, that the rest of the transaction is written with"
+                f"a {type(tx).__name__} is not a transaction of {self._store.address}: give the connection, or the "
+                f"Session, that the rest of the transaction uses"
             )
         if inspect.iscoroutinefunction(execute) is not awaited:
             fix = "call send(...)" if awaited else "write await outbox.asend(...)"

@@ -1,7 +1,7 @@
-"""Reads the rows of an outbox, for users, and deletes rows.
+"""Reads and deletes the rows of an outbox, for users.
 
-A reader opens a connection of its own, creates nothing, and never waits for a writer. This module has the contract of a
-reader, and the rows. The readers are `sqlite.outbox_reader` and `postgres.outbox_reader`.
+A reader opens a connection for each call and creates nothing. A read never waits for a writer. This module has the
+protocol of a reader, and the values of a row. The readers are `sqlite.outbox_reader` and `postgres.outbox_reader`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class WaitingRow:
     group: str
     """The group of the consumer; empty for a row of `Outbox.send`."""
     partition: Partition
-    """The partition whose handler sent the row; `UNOWNED` for a row of `Outbox.send`."""
+    """The partition that the handler was consuming when it sent this record; `UNOWNED` for a row of `Outbox.send`."""
     target: str
     key: bytes | None
     headers: Headers
@@ -62,21 +62,21 @@ class OutboxReader(Protocol):
     def exists(self) -> bool: ...
 
     def rows(self) -> list[WaitingRow]:
-        """All rows, by group, partition and number."""
+        """All rows, sorted by group, partition and number."""
         ...
 
     def value(self, row: WaitingRow) -> tuple[bytes | None] | None:
-        """The value of a row; None if the row is gone."""
+        """The value of a row as a tuple with one element; None if the row does not exist any more."""
         ...
 
     def delete(self, rows: Sequence[WaitingRow]) -> set[int]:
-        """Delete rows. Returns the numbers of those that still existed."""
+        """Delete rows. Returns the numbers of the rows that still existed."""
         ...
 
 
 def outbox_in(store: OffsetStore) -> OutboxReader:
-    """The outbox beside the store's offsets. Its tables need not exist. Raises `ConfigurationError` if the store is not
-    a database."""
+    """Return the reader for the outbox in the store's database. The outbox table need not exist. Raises
+    `ConfigurationError` if the store is not a database."""
     if isinstance(store, SqliteStore):
         from kconsume.backends.sqlite.outbox_reader import SqliteOutbox
 
@@ -86,7 +86,7 @@ def outbox_in(store: OffsetStore) -> OutboxReader:
 
         return PostgresOutbox(store)
     raise ConfigurationError(
-        f"{masked_address(store.address)} has no outbox, because it is no database: name a postgresql:// or "
+        f"{masked_address(store.address)} has no outbox, because it is not a database: give a postgresql:// or "
         f"sqlite:/// address"
     )
 

@@ -1,9 +1,9 @@
-"""The tables of the outbox: records to send, written in the transaction that they belong to.
+"""The tables of the outbox, in which a handler or a program writes the records to send, in its own transaction.
 
-Texts and values for two dialects, without a connection. `kconsume_outbox` holds the records that the broker has not
-confirmed, in the order of their numbers. A record that a handler sent belongs to the handler's partition; a record that
-a user's program sent belongs to no partition. `kconsume_seen` holds the origins that a group has handled, so that a
-repeated record is recognized.
+SQL texts and parameters for SQLite and PostgreSQL; this module uses no connection. `kconsume_outbox` holds the records
+that the broker has not confirmed, in the order of their numbers. A record that a handler sent belongs to the partition
+that the handler was consuming; a record of `Outbox.send` belongs to no partition. `kconsume_seen` holds the origins
+(header `kconsume-origin`) of the records that a group has handled, so that a duplicate is recognized.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from kconsume._kafka.outgoing import Outgoing
 from kconsume.records import Headers, Partition
 
 UNOWNED: Final = Partition("", 0)
-"""The partition of rows of `Outbox.send`, which any running app may send. Their group is empty as well."""
+"""The partition of rows of `Outbox.send`, which any running app may send. The group of these rows is empty."""
 LEASE: Final = 10.0
-"""Seconds for which one app may send the unowned rows. After that, another app may. A lease that begins in the future
-is not valid: otherwise a clock that was set back would prolong the lease by the same time."""
+"""Seconds for which one app alone may send the rows of `Outbox.send`, unless the app renews the lease. A lease that
+begins in the future is not valid: otherwise a clock that was set back would prolong the lease."""
 KEPT_DAYS: Final = 7
-"""How long an origin is kept."""
+"""Days for which `kconsume_seen` keeps an origin."""
 FORGOTTEN_AT_ONCE: Final = 10_000
-"""How many origins one statement deletes. All expired origins may be too many for one statement, and a transaction that
-handles one of them again waits until the statement has ended."""
+"""How many origins one statement deletes at most. A transaction that handles one of these origins again waits until the
+statement has ended, so the statement must be short."""
 
 _headers = msgspec.json.Decoder(list[tuple[str, bytes]])
 _as_json = msgspec.json.Encoder().encode
@@ -35,8 +35,8 @@ _as_json = msgspec.json.Encoder().encode
 class Posted(msgspec.Struct, frozen=True, gc=False):
     """A row of the outbox.
 
-    No reference cycle can contain a row, so the garbage collector does not track rows. Otherwise the collector would
-    traverse the thousands of rows that are in flight again and again.
+    `gc=False`, because no reference cycle can contain a row. Otherwise the garbage collector would traverse thousands
+    of rows in flight again and again.
     """
 
     number: int
@@ -44,11 +44,11 @@ class Posted(msgspec.Struct, frozen=True, gc=False):
 
 
 class Targets(NamedTuple):
-    """Selects rows of a partition, by their target topic and their number."""
+    """Selects outbox rows of a partition by the topic to which they are sent, and by their number."""
 
     topics: tuple[str, ...]
     others: bool = False
-    """True to select the rows to all topics other than these."""
+    """True to select the rows to all topics except `topics`."""
     above: int = 0
     """Rows up to this number need not be read, because they were deleted. A store that finds deleted rows without a
     scan may ignore it."""
@@ -151,6 +151,6 @@ alter table {schema}kconsume_schema add column relay text, add column relay_at t
 
 
 def postgres_rows(group: str, partition: Partition, outgoing: Sequence[Outgoing]) -> dict[str, Any]:
-    """The parameters of `Statements.post`. The rows are one JSON text, with bytes in base64."""
+    """The parameters of `Statements.post`. All rows are in one JSON text, with bytes in base64."""
     rows = _as_json(outgoing).decode()
     return {"group": group, "topic": partition.topic, "partition": partition.number, "rows": rows}

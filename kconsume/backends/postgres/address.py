@@ -1,6 +1,6 @@
 """The address of a PostgreSQL and its settings: `postgresql://user@host/db?schema=…&pool=…&isolation=…`.
 
-Reads the address, and opens connections with the settings that kconsume needs. Sends no statements.
+This module parses the address, and opens connections with the settings that kconsume needs. It sends no statements.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _REFUSALS = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Address:
-    """A database, and kconsume's own settings."""
+    """The connection string of a database, and kconsume's own settings for this database."""
 
     conninfo: str = dataclasses.field(repr=False)
     """The connection string, with the password."""
@@ -106,20 +106,20 @@ class Address:
         return {**keepalive, "autocommit": True, "prepare_threshold": None}
 
     def refused(self, error: psycopg.Error) -> ConfigurationError | StoreUnavailable:
-        """The store's error for a failed connect."""
+        """Return the store's error for a failed connect."""
         text = " ".join(str(error).split())
         needs_password = error.pgconn is not None and error.pgconn.needs_password
         is_refusal = (error.sqlstate or "").startswith(_REFUSED) or needs_password
         if is_refusal or any(refusal in text for refusal in _REFUSALS):
             return ConfigurationError(
-                f"{self.shown} does not let us in ({text}): check user, password and database in offsets="
+                f"{self.shown} refused the login ({text}): check user, password and database in offsets="
             )
         return StoreUnavailable(f"{self.shown} cannot be reached: {text}")
 
 
 def address_of(url: str) -> Address:
-    """The address that a user writes. Settings that are not kconsume's (`sslmode`, `target_session_attrs`) go to libpq
-    unchanged, byte by byte."""
+    """Parse the address that a user writes. Settings that are not kconsume's (`sslmode`, `target_session_attrs`) go to
+    libpq unchanged."""
     _check_password(url)
     base, _, query = url.partition("?")
     settings = [piece for piece in query.split("&") if piece]
@@ -158,7 +158,7 @@ def _check_password(url: str) -> None:
     base, _, query = url.partition("?")
     scheme, _, rest = (url if "@" in query and "@" not in base else base).partition(
         "://"
-    )  # the password contains a question mark
+    )  # if `@` is only in the query, the password contains a question mark
     login, at, _ = rest.rpartition("@")
     user, colon, password = login.partition(":")
     is_torn = not password.isprintable() or set(password) & set("/@?#[] ") or _BARE_PERCENT.search(password)

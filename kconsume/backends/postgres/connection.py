@@ -31,30 +31,32 @@ from kconsume.backends.postgres.watchdog import cut
 from kconsume.errors import TransactionMisused
 
 ENDED = (
-    "the handler's transaction was ended by a statement of its own (COMMIT, ROLLBACK or another), so its offset was "
-    "not passed: remove the statement; kconsume commits when the handler returns"
+    "the handler's transaction was ended by a statement of its own (COMMIT, ROLLBACK or another), so the offset was "
+    "not moved: remove the statement; kconsume commits when the handler returns"
 )
 BROKEN = (
-    "a statement of the handler failed and the handler went on, but PostgreSQL had given up the transaction, so its "
-    "offset was not passed: let the error out, or put the statement into `with tx.transaction():`"
+    "a statement of the handler failed and the handler continued, but PostgreSQL had aborted the transaction, so the "
+    "offset was not moved: do not catch the error, or put the statement into `with tx.transaction():`"
 )
 _NOT_ALLOWED = (
-    "a handler must not call {call} on its transaction, because kconsume commits its writes and the offset together "
-    "when it returns: remove the call, or use `with tx.transaction():` for a part that may be rolled back"
+    "a handler must not call {call} on its transaction, because kconsume commits the handler's writes and the offset "
+    "together when the handler returns: remove the call, or use `with tx.transaction():` for a part that may be rolled "
+    "back"
 )
 _LEFT_OPEN = (
-    "the handler returned inside a pipeline, so its offset was not passed: use `with tx.pipeline():`, which ends it"
+    "the handler returned inside a pipeline, so the offset was not moved: use `with tx.pipeline():`, which ends the "
+    "pipeline"
 )
 _OVER = (
-    "this transaction has ended, because a handler has it only until it returns: do not keep it, and use a connection "
-    "of your own for later work"
+    "this transaction has ended, because a handler may use it only until the handler returns: do not keep it, and use "
+    "a connection of your own for later work"
 )
 
 _CANCEL_TIMEOUT = 5.0
 
 
 def _closed_pgconn() -> pq.abc.PGconn:
-    """The closed libpq connection that a handler's connection gets once its transaction is over."""
+    """The closed libpq connection that a handler's connection gets when its transaction has ended."""
     pgconn = pq.PGconn.connect_start(b"host=/nowhere")
     pgconn.finish()
     return pgconn
@@ -150,7 +152,7 @@ class _RecordingCursor(ErrorReportingCursor):
     """A cursor that records the server's errors on its connection."""
 
     own: str | None = None
-    """The statement, if it is one of kconsume's."""
+    """The statement, if kconsume executes it; None for a statement of the handler."""
 
     def on_server_error(self, error: psycopg.Error) -> None:
         self.connection.record_error(error, self.own)
@@ -187,17 +189,17 @@ class HandlerCursor(_CheckingFetchingCursor, psycopg.Cursor[Any]):
 class AsyncHandlerCursor(_CheckingCursor, psycopg.AsyncCursor[Any]):
     """A cursor of an `async def` handler's connection.
 
-    A property cannot await, so a property of this cursor cannot fetch results: in a pipeline it is known only after the
-    next `await` of a `fetch…`. That is why `async def` handlers run without a pipeline of kconsume.
+    A property such as `rowcount` cannot await, so it cannot fetch results: in a pipeline it is known only after the
+    next awaited `fetch…`. Therefore `async def` handlers run without a pipeline of kconsume.
     """
 
 
 class _OwnCursor(_RecordingCursor, psycopg.Cursor[Any]):
-    """For a statement of kconsume."""
+    """A cursor for a statement of kconsume."""
 
 
 class _AsyncOwnCursor(_RecordingCursor, psycopg.AsyncCursor[Any]):
-    """For an awaited statement of kconsume."""
+    """A cursor for an awaited statement of kconsume."""
 
 
 @functools.cache
@@ -235,11 +237,11 @@ class HandlerConnection(_ConnectionGuard, psycopg.Connection[Any]):
         return cursor.execute(query, params)
 
     def execute_together(self, *statements: Statement) -> bool:
-        """Execute statements of kconsume in one round trip; True if the last one returned a row. Must not be called in
-        a pipeline.
+        """Execute statements of kconsume in one round trip. Returns True if the last statement returned a row. Must not
+        be called in a pipeline.
 
-        Uses libpq's own call, which costs a tenth of a cursor. The watchdog ends this call too if the server does not
-        answer.
+        Uses libpq's own call, which takes a tenth of the time of a cursor. The watchdog ends this call too if the
+        server does not answer.
         """
         text = one_text(statements)
         with self.lock:
@@ -303,13 +305,13 @@ def sever(pooled: psycopg.Connection[Any], connection: HandlerConnection | None 
     """Take a connection away from a handler that does not return, and may be in the middle of a statement.
 
     The server is first asked to cancel the statement: otherwise the server would notice only at the statement's end
-    that the client has gone. The server then finds the socket shut, and rolls the transaction back. libpq's own object
-    is not closed here, because closing it while the handler's thread uses it would crash the process. The object is
-    freed with its last user.
+    that the client has gone. The server then finds the socket shut, and rolls the transaction back. libpq's connection
+    object is not closed here, because closing it while the handler's thread uses it would crash the process. Python
+    frees the object when no thread uses it any more.
 
     Args:
         pooled: the connection of the pool; its next user must find it closed.
-        connection: the handler's connection over it, if there is one.
+        connection: the handler's connection object, if there is one.
     """
     if connection is not None:
         connection.detach()

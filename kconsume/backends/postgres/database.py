@@ -1,8 +1,8 @@
 """The database of a PostgreSQL store: its connections, and the state of kconsume's tables in it.
 
-Knows nothing of offsets and groups. The first connection that a pool opens makes or updates the tables; no connection
-is opened before the first use. There are two pools, one for handlers' transactions and one for the store's own
-statements, so that a claim never waits for handlers, and handlers never wait for a claim.
+This module knows nothing of offsets and groups. The first connection that a pool opens makes or updates the tables; no
+connection is opened before the first use. There are two pools, one for handlers' transactions and one for the store's
+own statements, so that a claim never waits for handlers, and handlers never wait for a claim.
 """
 
 from __future__ import annotations

@@ -32,13 +32,13 @@ _OFFSETS = "kconsume_offsets"
 def fault_of(
     error: BaseException, address: str, connection: BaseConnection[object], has_raised: Callable[[BaseException], bool]
 ) -> StoreError | None:
-    """The store's error that caused the error of a handler; None if the store did not cause it.
+    """Return the store's error that caused the error of a handler; None if the store did not cause it.
 
     Args:
-        error: what the handler raised.
+        error: the error that the handler raised.
         address: the store's address, for the message.
         connection: the connection of the handler's transaction.
-        has_raised: True for an error of that connection; the handler may use other connections.
+        has_raised: returns True if an error came from `connection`. The handler may use other connections too.
     """
     if connection.broken or connection.closed:
         return StoreUnavailable(f"{address} broke the connection: {_text(error)}")
@@ -46,7 +46,8 @@ def fault_of(
     meaning = meaning_of(error, address)
     if connection.pgconn.transaction_status == TransactionStatus.INERROR:
         return meaning
-    # A conflict counts even if the handler has rolled back to a savepoint since. No other error ended this transaction.
+    # The transaction is not aborted, so the error is the handler's, unless it is a conflict. A conflict counts even if
+    # the handler has rolled back to a savepoint since.
     return meaning if was_here and isinstance(meaning, Conflict) else None
 
 
@@ -63,7 +64,7 @@ def store_error(error: psycopg.Error, address: str) -> KconsumeError:
     if (fault := _by_code(error, address)) is not None:
         return fault
     if error.sqlstate == _CANCELLED or (error.sqlstate or "").startswith(_INTERNAL):
-        return StoreUnavailable(f"{address} gave up a statement of kconsume: {_text(error)}")
+        return StoreUnavailable(f"{address} could not finish a statement of kconsume: {_text(error)}")
     if error.sqlstate == _ON_A_STANDBY:
         return _read_only(address)
     if error.sqlstate == _LOCKED:
@@ -76,9 +77,10 @@ def store_error(error: psycopg.Error, address: str) -> KconsumeError:
     if error.sqlstate == _NO_TABLE and any(table in (error.diag.message_primary or "") for table, _ in RIGHTS):
         return StoreError(
             f"{address} does not have the tables of kconsume any more ({_text(error)}): stop the group's processes and "
-            f"restore the tables from a backup. Without one, start again: empty tables are made, and a partition that "
-            f"had an offset is not begun before store.reset(group, {{partition: offset}}) says where. If the tables "
-            f"exist, they are in another schema now, which ?schema= names, or the role may no longer use their schema"
+            f"restore the tables from a backup. If there is no backup, start the processes again: they make empty "
+            f"tables, and a partition that had an offset is not consumed until store.reset(group, {{partition: "
+            f"offset}}) has set one. If the tables exist in another schema, add ?schema= to the address. If they exist "
+            f"in this schema, grant the role usage on it"
         )
     if error.sqlstate is None:  # from libpq, not from the server
         return StoreUnavailable(f"{address} did not answer: {_text(error)}")
@@ -96,8 +98,8 @@ def commit_error(error: psycopg.Error, address: str) -> BaseException:
 def advance_and_commit_error(error: psycopg.Error, address: str) -> BaseException:
     """The error to raise when the offset and COMMIT were sent in one message and one of them failed.
 
-    An error of the offset statement has the name of kconsume's table, or a position in kconsume's text; an error of
-    COMMIT has neither. Both are independent of the server's language setting.
+    An error of the statement that moves the offset has the name of kconsume's table, or a position in the SQL text; an
+    error of COMMIT has neither. Name and position do not depend on the language of the server's messages.
     """
     diag = error.diag
     is_own = diag.statement_position is not None or _OFFSETS in f"{diag.message_primary} {diag.context}"
@@ -107,11 +109,11 @@ def advance_and_commit_error(error: psycopg.Error, address: str) -> BaseExceptio
 def _by_code(error: psycopg.Error, address: str) -> StoreError | None:
     code = error.sqlstate or ""
     if code in _CONFLICTS:
-        return Conflict(f"{address} undid the transaction because of another one: {_text(error)}")
+        return Conflict(f"{address} rolled back the transaction because of another transaction: {_text(error)}")
     if code == _READ_ONLY:
         return _read_only(address)
     if code[:2] in _UNAVAILABLE and code != _CANCELLED:
-        return StoreUnavailable(f"{address} cannot work now: {_text(error)}")
+        return StoreUnavailable(f"{address} is not available: {_text(error)}")
     return None
 
 

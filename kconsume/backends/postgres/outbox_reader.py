@@ -48,7 +48,7 @@ class PostgresOutbox:
     def _transaction(self, begin: str) -> Iterator[Connection[tuple[Any, ...]]]:
         with closing(self._address.connect()) as connection:
             try:
-                connection.execute(begin)  # a pooler would pass a session setting on to other clients
+                connection.execute(begin)  # not a session setting, which a pooler would pass on to other clients
                 yield connection
                 connection.execute("commit")
             except psycopg.errors.InsufficientPrivilege as error:

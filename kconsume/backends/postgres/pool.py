@@ -1,4 +1,4 @@
-"""Pools of connections, for threads and for an event loop: as many connections as may have a transaction at once.
+"""Pools of connections: `Pool` for threads, `AsyncPool` for an event loop.
 
 A connection is opened when it is first needed. A connection that is returned broken, or with an open transaction, is
 closed. If it is broken, the idle connections are closed too: the cause, such as a restart of the server, has probably
@@ -38,7 +38,8 @@ class Pool:
 
     @contextmanager
     def borrow(self) -> Iterator[PooledConnection]:
-        """Raises `StoreUnavailable` if none becomes free in `PATIENCE`, or the server cannot be reached."""
+        """Lend a connection to the block. Raises `StoreUnavailable` if no connection becomes free in `PATIENCE` seconds
+        or the server cannot be reached."""
         if not self._free.acquire(timeout=PATIENCE):
             raise _exhausted(self._address)
         try:
@@ -80,7 +81,7 @@ class Pool:
 
 
 class AsyncPool:
-    """Connections for the event loop that runs when the pool is made. Only that loop may borrow."""
+    """Connections for one event loop: the loop that runs when the pool is made. Only its tasks may borrow them."""
 
     def __init__(self, address: Address, size: int) -> None:
         """address: the server. size: the most connections open at once."""
@@ -91,7 +92,8 @@ class AsyncPool:
 
     @asynccontextmanager
     async def borrow(self) -> AsyncIterator[AsyncPooledConnection]:
-        """Raises `StoreUnavailable` if none becomes free in `PATIENCE`, or the server cannot be reached."""
+        """Lend a connection to the block. Raises `StoreUnavailable` if no connection becomes free in `PATIENCE` seconds
+        or the server cannot be reached."""
         try:
             await asyncio.wait_for(self._free.acquire(), PATIENCE)
         except TimeoutError:

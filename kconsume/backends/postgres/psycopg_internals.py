@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 
 _AnyCursor: Any = object
-"""Stands for psycopg's cursor classes: each user of a mixin below has one of them as its other base."""
+"""A placeholder for psycopg's cursor classes: a class with one of the mixins below also inherits from such a class."""
 
 
 class ErrorReportingCursor(_AnyCursor):  # type: ignore[misc]
@@ -53,8 +53,8 @@ class PipelineFetchingCursor(_AnyCursor):  # type: ignore[misc]
 
 
 class PortionedPipeline(psycopg.Pipeline):
-    """Sends statements in portions. psycopg's own pipeline polls the socket after each statement, which costs a third
-    of its time."""
+    """A pipeline that sends statements in portions. psycopg's own pipeline polls the socket after each statement, which
+    takes a third of the pipeline's time."""
 
     _PORTION = 64
 

@@ -1,4 +1,4 @@
-"""Rows of the offset table and of the outbox as values, and partitions as parameters of statements. Pure."""
+"""Converts rows of the offset table and the outbox into values, and partitions into parameters of statements."""
 
 from __future__ import annotations
 
@@ -62,5 +62,5 @@ def posted_of(row: Row) -> Posted:
 
 
 def posted_by_partition(partitions: Sequence[Partition], rows: Iterable[Row]) -> dict[Partition, list[Posted]]:
-    """rows: sorted by their first column, the index of the partition from 1."""
+    """Group outbox rows by partition. rows: sorted by the first column, the index of the partition, counted from 1."""
     return {partitions[index - 1]: list(map(posted_of, group)) for index, group in groupby(rows, itemgetter(0))}

@@ -37,8 +37,8 @@ def ensure_tables(connection: Connection[tuple[Any, ...]], sql: Statements, addr
     """
     if (server := connection.info.server_version) < OLDEST:
         raise ConfigurationError(
-            f"{address.shown} is PostgreSQL {server // 10000}, which cannot end a frozen consumer as kconsume does it: "
-            f"use PostgreSQL {OLDEST // 10000} or newer"
+            f"{address.shown} is PostgreSQL {server // 10000}, which lacks the function that kconsume uses to end a "
+            f"frozen consumer: use PostgreSQL {OLDEST // 10000} or newer"
         )
     try:
         version, additions = schema_state(connection, sql)
@@ -74,10 +74,10 @@ class SchemaState(NamedTuple):
 
 
 def schema_state(connection: Connection[tuple[Any, ...]], sql: Statements) -> SchemaState:
-    # Asks pg_class: a server that once found no such table repeats that answer until it opens some relation.
+    # Reads pg_class: a backend that did not find the table repeats this answer until it opens some relation.
     if connection.execute("select 1 from pg_class where oid = to_regclass(%s)", (sql.schema,)).fetchone() is None:
         return SchemaState(0, 0)
-    # By JSON, in which a column that does not exist is null and causes no error.
+    # Reads the row as JSON, in which a column that does not exist is null and causes no error.
     query = f"select version, coalesce((to_jsonb(s) ->> 'additions')::integer, 0) from {sql.schema} s"
     return SchemaState(*(connection.execute(query).fetchone() or (0, 0)))
 
@@ -89,10 +89,10 @@ def locked_schema_state(connection: Connection[tuple[Any, ...]], sql: Statements
 
 
 def with_actual_schema(connection: Connection[tuple[Any, ...]], sql: Statements) -> Statements:
-    """The statements with the name of the schema in which the tables are.
+    """Return the statements with the name of the schema in which the tables are.
 
-    `search_path` may change later. Also, a process that finds the tables in another way must use the same advisory
-    locks, which depend on the name.
+    The name is needed because a handler may change `search_path`, and because the numbers of the advisory locks depend
+    on the name: all processes must use the same locks, whether their address names the schema or not.
     """
     query = "select nspname from pg_class c join pg_namespace n on n.oid = relnamespace where c.oid = to_regclass(%s)"
     row = connection.execute(query, (sql.schema,)).fetchone()

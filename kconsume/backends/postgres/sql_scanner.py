@@ -12,10 +12,10 @@ import re
 from collections.abc import Iterator
 
 _CACHED_UP_TO = 2_000
-"""Characters. The results of longer texts are not cached: such texts seldom repeat, and would fill the memory."""
+"""The most characters of a text whose result is cached. Longer texts seldom repeat, and would fill the memory."""
 
 _SUSPECT = re.compile(r"commit|end|abort|rollback|begin|start|prepare", re.IGNORECASE)
-"""Fast path: a text without any of these words has no such statement."""
+"""Fast path: a text without any of these words does not end or begin a transaction."""
 
 # PostgreSQL's white space. PostgreSQL reads every character beyond ASCII as a letter, also a no-break space.
 _SPACE = re.compile(r"[ \t\n\r\f\v]+")
@@ -29,7 +29,7 @@ _CONTINUED = re.compile(r"(?:[ \t\f\v]|--[^\n\r]*+)*+[\n\r](?:[ \t\n\r\f\v]|--[^
 
 
 def transaction_statement(text: str, *, backslashes: bool = False) -> str | None:
-    """The first words of the statement that ends or begins a transaction, in small letters; None if there is none.
+    """The first words of the statement that ends or begins a transaction, in lower case; None if there is none.
 
     Args:
         text: one statement or several.
@@ -109,7 +109,7 @@ def _creates_routine(opening: list[str]) -> bool:
 
 
 def _tokens(text: str, backslashes: bool) -> Iterator[str]:
-    """Words in small letters, `;`, parentheses, and `.` for anything else, without comments and white space."""
+    """Words in lower case, `;`, parentheses, and `.` for anything else, without comments and white space."""
     at, end = 0, len(text)
     while at < end:
         char = text[at]
@@ -142,8 +142,8 @@ def _after(mark: re.Pattern[str], text: str, at: int) -> int:
 
 
 def _after_quoted(text: str, at: int, mark: str) -> int:
-    """The position after a quoted name. Reads two quotes inside a name as the end of one name and the beginning of
-    another; the result is the same."""
+    """The position after the next `mark`, which ends a quoted name, a literal or a function body. Two quotes inside a
+    name are read as the end of one name and the beginning of another, with the same result."""
     found = text.find(mark, at)
     return len(text) if found < 0 else found + len(mark)
 

@@ -53,8 +53,8 @@ class Statements:
 
     @property
     def check(self) -> str:
-        """Must be a statement of its own, after the lock. Then either the statement sees the claim, or the claim sees
-        the lock."""
+        """Returns a row if the partition has the epoch. Must be a separate statement after the advisory lock: then
+        either this statement sees a new claim, or the claim sees the lock."""
         return f"select next_offset from {self._offsets} where {_KEY} and epoch = %(epoch)s"
 
     @property
@@ -109,7 +109,7 @@ class Statements:
 
     @property
     def lock_last_epoch(self) -> str:
-        """Sent before a delete, so that no row is created under an epoch that the delete is going to retire."""
+        """Sent before a delete. The lock prevents that a row is created meanwhile with an epoch of a deleted row."""
         return f"select last_epoch from {self._schema} for update"
 
     @property
@@ -167,7 +167,8 @@ class Statements:
 
     @property
     def mark_created(self) -> str:
-        """Sent before rows are created. From `last_epoch` on, these rows do not count as deleted."""
+        """Sent before rows are created. Records for deleted partitions that only epochs up to `last_epoch` count as
+        deleted."""
         return f"""{self._mark_deleted} select %(group)s, w.topic, w.partition, s.last_epoch
             from {self._last_epoch} s, {_WANTED} w(topic, partition)
             where not exists (select 1 from {self._offsets} o where {_IS_WANTED})
@@ -219,9 +220,9 @@ class Statements:
 
     @property
     def posted(self) -> str:
-        """The first rows of each partition whose epoch is still the given one: above a number, and only to the given
-        topics, or to all other topics. `place` is the index of the partition in the arrays, from 1. No topic name
-        contains a comma."""
+        """The first rows with a higher number than `above`, to the given topics or to all other topics, for each
+        partition that still has the given epoch. `place` is the index of the partition in the arrays, counted from 1.
+        No topic name contains a comma."""
         return f"""select w.place, b.id, b.target, b.key, b.value, b.headers, b.record_timestamp
             from unnest(%(topics)s::text[], %(partitions)s::int[], %(epochs)s::bigint[], %(above)s::bigint[],
                 %(names)s::text[], %(others)s::bool[])
@@ -239,14 +240,14 @@ class Statements:
 
     @property
     def record_origins(self) -> str:
-        """Returns the origins that were new."""
+        """Inserts the origins of handled records. Returns the origins that were not stored before."""
         return f"""insert into {self._seen} (group_id, origin) select distinct %(group)s, w.origin
             from unnest(%(origins)s::text[]) w(origin) order by w.origin on conflict do nothing returning origin"""
 
     @property
     def forget_origins(self) -> str:
-        """Deletes the oldest origins. Several apps may do so at once, and no app waits for rows that another app
-        deletes."""
+        """Deletes the oldest expired origins. Several apps may execute this at the same time: rows that another app
+        deletes are skipped."""
         return f"""delete from {self._seen} where ctid = any (array(
             select ctid from {self._seen} where seen_at < now() - interval '{KEPT_DAYS} days'
             order by seen_at limit {FORGOTTEN_AT_ONCE} for update skip locked))"""
@@ -267,7 +268,7 @@ class Statements:
 
     @property
     def count_unsent(self) -> str:
-        """How many rows of `Outbox.send` to these topics are not confirmed."""
+        """Counts the rows of `Outbox.send` to these topics that the broker has not confirmed."""
         return f"select count(*) from {self._outbox} where group_id = '' and target = any(%(topics)s)"
 
     @property
@@ -278,8 +279,8 @@ class Statements:
 
     @property
     def lock_holders(self) -> str:
-        """The backends with an open transaction on partitions whose epoch is still the given one. Other partitions are
-        left out, because a backend of a later owner must not be ended."""
+        """The backends with an open transaction on partitions that still have the given epoch. A partition with a newer
+        epoch is left out, because the backend of its newer owner must not be ended."""
         return self._of_lock_holders("l.pid")
 
     @property
@@ -297,8 +298,8 @@ class Statements:
 
 
 # A backend blocks a row if the waiting backend waits for its transaction. A backend that is only earlier in the queue
-# does not block the row. The row itself does not tell who blocks it: an uncommitted row names no transaction, and a row
-# that several transactions have locked has a multixact number.
+# does not block the row. The row itself does not show which transaction blocks it: an uncommitted row names no
+# transaction, and a row that several transactions have locked has a multixact number.
 _OF_BLOCKERS = """from pg_locks w
     join pg_locks h on h.locktype = 'transactionid' and h.granted and h.transactionid = w.transactionid
     where w.locktype = 'transactionid' and not w.granted and w.pid = %(waiting)s
@@ -312,7 +313,7 @@ ENTERING = """select 1 from pg_stat_activity where datname = current_database() 
     and state = 'active' and xact_start <= %s and query ~ 'advisory[_]xact_lock_shared' limit 1"""
 MY_PID = "select pg_backend_pid()"
 ROLES = "select usename, current_user from pg_stat_activity where pid = %(pid)s"
-"""The role of a backend, and our own."""
+"""Returns the role of a backend and the role of this connection."""
 
 MAY_END_OTHERS = "select has_function_privilege('pg_terminate_backend(integer, bigint)', 'execute')"
 

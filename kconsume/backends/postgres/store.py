@@ -4,9 +4,9 @@ This module handles the rows and their owners (claim, save, reset), and the outb
 the handler's transaction, `takeover` ends the backends that block a claim, and `database` holds the connections.
 
 A claim raises the epochs and commits them. From then on no transaction under an older epoch can move the offset. Then
-the claim finds the backends that still have such a transaction open, by their advisory locks. It waits a moment for
-them, and ends them: a frozen owner must not keep rows locked that the next owner needs. A transaction that begins after
-the claim sees the new epoch; the claim sees a transaction that began before.
+the claim finds the backends that still have such a transaction open, by their advisory locks. The claim waits a moment
+for these backends, and then ends them: a frozen owner must not keep rows locked that the next owner needs. A
+transaction that begins after the claim sees the new epoch; the claim sees the lock of a transaction that began before.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ Epochs = Mapping[Partition, int]
 
 
 class PostgresStore:
-    """Offsets in a PostgreSQL: `PostgresStore("postgresql://user@host/shop")`. Opens nothing until it is used."""
+    """Offsets in a PostgreSQL: `PostgresStore("postgresql://user@host/shop")`. Connects at the first use."""
 
     guarantee: ClassVar[str] = "exactly once: what the handler writes and the offset commit together"
     by_record: ClassVar[bool] = False
@@ -78,11 +78,12 @@ class PostgresStore:
         pool: int = POOL,
         isolation: str = ISOLATION[0],
     ) -> None:
-        """conninfo: the address, or a connection string of libpq. With `engine`, it is only for kconsume's own
-            connections.
-
+        """
         Args:
-            engine: of SQLAlchemy. Handlers get a `Session` or an `AsyncSession` on a connection of this engine.
+            conninfo: the address, or a connection string of libpq. With `engine`, it is only for kconsume's own
+                connections.
+            engine: an engine of SQLAlchemy. Handlers get a `Session` or an `AsyncSession` on a connection of this
+                engine.
             schema: where kconsume's tables are; None for the first schema of `search_path`.
             pool: how many handlers' transactions may be open at once.
             isolation: the isolation level of handlers' transactions.
@@ -99,12 +100,16 @@ class PostgresStore:
 
     @classmethod
     def from_url(cls, url: str) -> PostgresStore:
-        """`postgresql://user@host:port/db?schema=…&pool=…&isolation=…`"""
+        """Return a store for `postgresql://user@host:port/db?schema=…&pool=…&isolation=…`."""
         return cls.from_address(address_of(url))
 
     @classmethod
     def from_address(cls, address: Address) -> PostgresStore:
-        """A store like the one with this `database.address`, for instance in another process."""
+        """Return a store with the settings of another store, for instance of a store in another process.
+
+        Args:
+            address: `database.address` of the other store.
+        """
         store = cls.__new__(cls)
         store._set_up(address)
         return store
@@ -194,7 +199,7 @@ class PostgresStore:
         if not partitions:
             return {}
         answers = claiming.claim_pinned(partitions, start, self.load(group, partitions), claim, terms)
-        # The positions are final: a transaction that moves an offset locks its row, and the update waited for the lock.
+        # The positions are final: a transaction that moves an offset locks its row, and the claim waited for this lock.
         self._end_earlier_owners(group, {p: each.epoch for p, each in answers.items() if isinstance(each, Position)})
         return answers
 
@@ -297,8 +302,8 @@ class PostgresStore:
     def delivered(self, group: str, numbers: Mapping[Partition, Sequence[int]]) -> None:
         with self.database.connection() as connection, connection.pipeline():
             for partition, each in numbers.items():
-                # The numbers are sent as text: for psycopg to make an array takes longer than for PostgreSQL to delete
-                # the rows.
+                # The numbers are sent as text, because psycopg needs more time to make an array than PostgreSQL needs
+                # to delete the rows.
                 array = f"{{{','.join(map(str, each))}}}"
                 connection.execute(self._statements.delivered, {**partition_key(group, partition), "numbers": array})
 
@@ -355,8 +360,8 @@ class PostgresStore:
     # Claims
 
     def _in_claim(self, raise_epochs: Callable[[PooledConnection], T]) -> T:
-        """Run a transaction that locks offset rows. If it waits too long for a row lock, end the backend that holds the
-        lock."""
+        """Run a transaction that locks offset rows. If the transaction waits too long for a row lock, the backend that
+        holds the lock is ended."""
         with self.database.transaction() as connection, row_blockers_ended(self.database.address, connection):
             return raise_epochs(connection)
 

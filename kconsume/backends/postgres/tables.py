@@ -11,8 +11,8 @@ VERSION = 2
 """The version of the tables that this kconsume reads and writes."""
 
 # Rows are updated often and never grow. Half of each page is kept free, so that the new version of a row fits on the
-# page of the old one and no index entry changes. `last_epoch` is the highest epoch of all deleted rows. Rows created
-# later begin above it, so that no epoch is used twice and a zombie from before the delete stays fenced.
+# page of the old one and no index entry changes. `last_epoch` is the highest epoch of all deleted rows. New rows get a
+# higher epoch, so that no epoch is used twice and a zombie from before the delete stays fenced.
 _CREATE = """\
 create table {schema}kconsume_schema (version integer not null, last_epoch bigint not null default 0);
 create table {schema}kconsume_offsets (
@@ -32,8 +32,8 @@ ended. kconsume needs the right to call this function."""
 
 ADDITIONS = 2
 """The number of additions to the tables of this version. An addition is something that an earlier kconsume does not
-need: a nullable column, or a table or index that it does not know. Processes with and without an addition run side by
-side, in any order of their start. A change that they cannot share is a new version."""
+need: a nullable column, or a new table or index. Processes of kconsume with and without an addition run side by side,
+in any order of their start. Any other change of the tables is a new version."""
 ADD = """\
 alter table {schema}kconsume_schema add column if not exists additions integer;
 alter table {schema}kconsume_offsets add column if not exists generation bigint;

@@ -1,9 +1,9 @@
 """Finds the backends that block a claim, and ends them.
 
-There are two kinds. The first is still in a transaction of an earlier epoch; it is found by the partition's advisory
-lock. The second keeps the offset row locked while the claim waits for the row. Each backend gets a moment to end its
-transaction. Then exactly the backends that still block the claim are ended. The store decides when a claim is made and
-what it writes.
+There are two kinds. A backend of the first kind is still in a transaction of an earlier epoch; the partition's advisory
+lock identifies this backend. A backend of the second kind keeps the offset row locked while the claim waits for the
+row. Each backend has `GRACE` seconds to end its transaction. Then only the backends that still block the claim are
+ended.
 """
 
 from __future__ import annotations
@@ -43,20 +43,21 @@ Borrow: TypeAlias = Callable[[], AbstractContextManager[PooledConnection]]
 
 
 def end_earlier_owners(borrow: Borrow, sql: Statements, values: Values, *, by_snapshot: bool = False) -> None:
-    """Wait until no backend is in a transaction of an earlier epoch. After the grace, end the backends that still are.
+    """Wait until no backend is in a transaction of an earlier epoch. After `GRACE` seconds, end such backends.
 
     Args:
         borrow: returns a connection for statements of kconsume.
         sql: the store's statements.
         values: the claimed partitions, with their new epochs and the numbers of their advisory locks.
-        by_snapshot: True if a transaction takes its snapshot before it has its lock. A transaction between its snapshot
-            and its lock does not see the claim, and the claim cannot see its lock yet: so the claim waits for it.
+        by_snapshot: True if a transaction takes its snapshot before it has its lock (repeatable read, serializable).
+            Between the two, the transaction does not see the claim, and the claim does not see the lock. So the claim
+            waits until the transaction has its lock.
     """
     began, since = time.monotonic(), None
     while True:
         with borrow() as connection:
             entering = False
-            if by_snapshot:  # read before the locks: a transaction first enters, then has its lock
+            if by_snapshot:  # checked before the locks, because a transaction first waits for its lock, then has it
                 since = since or connection.execute(NOW).fetchone()
                 entering = connection.execute(ENTERING, since).fetchone() is not None
             holders = {pid for (pid,) in connection.execute(sql.lock_holders, values)}
@@ -71,15 +72,15 @@ def end_earlier_owners(borrow: Borrow, sql: Statements, values: Values, *, by_sn
 
 @contextmanager
 def row_blockers_ended(address: Address, waiting: PooledConnection) -> Iterator[None]:
-    """While the block runs, end each backend for whose row lock `waiting` waits longer than the grace.
+    """While the block runs, end each backend that holds a row lock for which `waiting` waits longer than `GRACE`.
 
-    A thread ends the backends, over a connection of its own, which it opens only after a third of the grace.
+    A thread ends the backends over its own connection, which is opened only after a third of `GRACE`.
 
     Args:
         address: where the thread's connection goes.
         waiting: the connection on which the block executes statements.
     """
-    (pid,) = waiting.execute(MY_PID).fetchone() or (0,)  # behind a pooler, libpq knows another number
+    (pid,) = waiting.execute(MY_PID).fetchone() or (0,)  # behind a pooler, libpq knows another process id
     done = threading.Event()
     thread = threading.Thread(target=_end_row_blockers, args=(address, pid, done), name="kconsume-claim", daemon=True)
     thread.start()
@@ -105,7 +106,7 @@ def _end_row_blockers(address: Address, waiting: int, done: threading.Event) -> 
 
 
 def _end(connection: PooledConnection, pid: int, statement: str, values: Values, reason: str) -> None:
-    """End a backend. If the role lacks the right, the backend still cannot commit, but keeps its locks until its idle
+    """End a backend. If the role may not end it, the error is logged, and the backend keeps its locks until its idle
     limit."""
     try:
         for _, ended in connection.execute(statement, {**values, "pid": pid}).fetchall():
@@ -127,6 +128,6 @@ def _missing_right(connection: PooledConnection, pid: int) -> str:
     if not may_call:
         return f"grant execute on function pg_terminate_backend(integer, bigint) to {ours}"
     return (
-        f"it is of role {theirs} and we are {ours}: let all processes of the group connect with one role, or grant "
-        f"pg_signal_backend to {ours}"
+        f"the backend is of role {theirs} and we are {ours}: let all processes of the group connect with one role, or "
+        f"grant pg_signal_backend to {ours}"
     )

@@ -3,7 +3,7 @@
     BEGIN · lock · mark · epoch?    one round trip; under a stale epoch the transaction ends here
     … the handler's statements …    in a pipeline, for handlers of one record at a time
     limit · offset → new · COMMIT   one round trip; fails in the server if another consumer claimed the partition
-                                    (two round trips where something is done in between)
+                                    (two round trips if the caller does something before COMMIT)
 
 The lock is a shared advisory lock that is held until the transaction ends. By this lock a claim finds every backend
 that is still in a transaction on the partition, frozen or slow, and ends that backend, which frees all its locks. The
@@ -41,9 +41,10 @@ from kconsume.records import Partition
 COMMIT, ROLLBACK = "commit", "rollback"
 
 IDLE_LIMIT = "1h"
-"""Used if a claim may end other backends. Limits backends of another role, which the claim may not end. Must be longer
-than a handler waits between two statements."""
+"""The idle limit of a transaction if a claim may end other backends. The limit then matters only for backends of
+another role, which the claim may not end. Must be longer than any pause of a handler between two statements."""
 SHORT_IDLE_LIMIT = "30s"
+"""The idle limit of a transaction if a claim may not end other backends."""
 
 _mark_numbers = itertools.count()
 
@@ -56,7 +57,7 @@ class TxSettings:
     prefix: str
     statements: TxStatements
     may_end: bool
-    """True if claims may end a transaction of another process; if not, only its idle limit ends it."""
+    """True if claims may end a transaction of another process; if not, only the idle limit ends such a transaction."""
     idle: str
     """How long a transaction may be idle."""
 
@@ -67,9 +68,9 @@ class TxSettings:
 
 
 class OffsetRow:
-    """The partition's row in one transaction: the parameters of its statements, and the errors for their results.
+    """The partition's row in one transaction: the statements about this row, and the errors for their results.
 
-    Sends nothing.
+    An `OffsetRow` sends nothing; the transaction does.
     """
 
     def __init__(self, settings: TxSettings, group: str, partition: Partition, epoch: int) -> None:
@@ -78,7 +79,7 @@ class OffsetRow:
         self.partition = partition
         self.epoch = epoch
         self.moved_from: int | None = None
-        """The offset before `move_statements`; None until `move_statements`."""
+        """The argument `old` of `move_statements`; None before that call."""
         self._mark = f"{os.getpid()}.{next(_mark_numbers)}"
 
     @property
@@ -112,7 +113,7 @@ class OffsetRow:
         return self.settings.statements.record_origins, {"group": self.group, "origins": list(origins)}
 
     def not_moved(self, old: int, row: tuple[Any, ...] | None) -> KconsumeError:
-        """The error if the offset could not be moved from `old`. row: the current row."""
+        """Return the error for an offset that could not be moved from `old`. row: the current row."""
         if row is not None and row[:2] == (old, self.epoch):
             return TransactionMisused(ENDED)
         return self.stale(row, old)
@@ -130,8 +131,8 @@ class OffsetRow:
         """
         if connection.broken or connection.closed:
             return StoreUnavailable(
-                f"{self.settings.address} broke the connection, and whether the transaction was committed is not known "
-                f"yet: {' '.join(str(error).split())}"
+                f"{self.settings.address} broke the connection, and it is not known yet if the transaction was "
+                f"committed: {' '.join(str(error).split())}"
             )
         if statement is None:
             return None
@@ -162,8 +163,8 @@ class PostgresTx:
             self._send(*moving)
 
     def finish(self, old: int, new: int, leader_epoch: int | None = None) -> None:
-        """As `advance`, but COMMIT is sent in the same message, or in the same pipeline. An error of either statement
-        is raised only then."""
+        """As `advance`, but the statements are sent together with COMMIT, in one message or in one pipeline. Errors of
+        these statements are raised only at the commit."""
         statements = self._row.move_statements(old, new, leader_epoch)
         if self._pipelined:
             for statement in statements:
@@ -249,8 +250,8 @@ def _meaning(
 
 
 def _stale_row(row: OffsetRow, connection: HandlerConnection) -> KconsumeError | None:
-    """The fencing error, if the epoch is stale. Called after an error in a pipeline, which may not have checked the
-    epoch yet."""
+    """Return the fencing error if the row has another epoch or offset than this transaction expects; else None. Called
+    after an error, because a pipelined statement reports a stale epoch only as an error of SQL."""
     with suppress(psycopg.Error):
         roll_back(connection)
         now = connection.execute_own(row.settings.statements.read_row, row.key).fetchone()

@@ -16,8 +16,8 @@ LOCKED_AT_MOST = "10s"
 """The longest time that a statement of kconsume waits for a locked row."""
 
 BEGIN = "begin isolation level read committed, read write"
-# `set local`, in one round trip: behind a pooler no setting may outlive the transaction. If a process freezes between
-# two of its statements, the server ends its backend.
+# `set local`, because behind a pooler no setting may outlive the transaction. If the process freezes between two
+# statements, the server ends the backend after the idle limit.
 BEGIN_OWN = f"""{BEGIN};
     set local lock_timeout = '{LOCKED_AT_MOST}';
     set local statement_timeout = '20s';
@@ -85,6 +85,6 @@ def _literal(value: str | int | None) -> str:
 
 @functools.lru_cache(1024)
 def _quoted_text(text: str) -> str:
-    """The text as a literal, escaped so that no setting of the session changes its meaning, also not the encoding."""
+    """The text as an SQL literal that has the same meaning under all settings and encodings of the session."""
     plain = text.replace("\\", "\\\\").replace("'", "''")
     return "E'" + "".join(c if c.isascii() else f"\\U{ord(c):08x}" for c in plain) + "'"

@@ -32,14 +32,14 @@ ANSWER_WITHIN = 5.0
 """Seconds in which a working server answers the probe."""
 CHECK_EVERY = 1.0
 _IDLE_ROUNDS = 10
-"""The thread ends after so many rounds without a connection in use."""
+"""The watchdog thread ends after this many checks without a connection in use."""
 _SSL_REQUEST = bytes.fromhex("0000000804d2162f")
 """The only message that every server answers before a login."""
 
 
 @dataclass(slots=True)
 class _Use:
-    """A connection in use."""
+    """A connection in use. The watchdog checks it when the monotonic clock reaches `due`."""
 
     pgconn: pq.abc.PGconn
     address: str
@@ -51,7 +51,7 @@ class _Use:
 class Watchdog:
     """Watches the connections of this process that wait for an answer.
 
-    `_lock` guards `_by_id` and `_thread`. While a thread holds it, no watched connection is given back to its pool.
+    `_lock` guards `_by_id` and `_thread`. While a thread holds `_lock`, no watched connection returns to its pool.
     """
 
     def __init__(self) -> None:

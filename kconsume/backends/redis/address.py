@@ -1,7 +1,7 @@
 """The address of a Redis: parses `redis://user:password@host:port/0?tag=shop`, or takes the user's own client.
 
-Values only: nothing here connects. The error for an address that cannot be parsed names the fix and does not quote the
-address: as long as the ends of its parts are unknown, any part may contain the password.
+This module does not connect. The error for an address that cannot be parsed names the fix and does not quote the
+address, because any part of such an address may contain the password.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class RedisAddress(NamedTuple):
     """The address of a Redis.
 
     Attributes:
-        pool: connections to it.
+        pool: the connections.
         address: the address as a user writes it, without a password.
-        tag: the hash tag of a cluster, and the name of these offsets; None without a tag.
-        pool_at: makes a pool for another node of the cluster; None for a client of the user's own.
+        tag: the hash tag on a cluster, and a name for these offsets; None without a tag.
+        pool_at: makes a pool for another node of the cluster; None if the user gave a client.
     """
 
     pool: ConnectionPool
@@ -88,7 +88,7 @@ def address_of_url(url: str, tag: str | None = None) -> RedisAddress:
 
 
 def address_of_client(client: Redis, tag: str | None = None) -> RedisAddress:
-    """The address of the user's own client. It must have a deadline for replies."""
+    """The address of the user's own client. Raises `ConfigurationError` if the client has no deadline for replies."""
     if not isinstance(client, Redis):
         raise ConfigurationError(
             f"RedisStore(client=...) takes a redis.Redis, and this is a {type(client).__module__}."
@@ -98,7 +98,7 @@ def address_of_client(client: Redis, tag: str | None = None) -> RedisAddress:
     pool = client.connection_pool
     if pool.connection_kwargs.get("socket_timeout") is None:
         raise ConfigurationError(
-            "the client has no deadline for replies, so a partition could wait for ever: make it with one, as in "
+            "the client has no deadline for replies, so a partition could wait for ever: set socket_timeout, as in "
             "redis.Redis(..., socket_timeout=5)"
         )
     _check_reach(pool.connection_kwargs)
@@ -137,7 +137,7 @@ def _split(url: object) -> SplitResult:
 
 
 def _settings(parts: SplitResult) -> dict[str, str]:
-    """The settings after the question mark. Each must occur once and have a value."""
+    """The settings after the question mark. Each setting must occur once and have a value."""
     pairs = parse_qsl(parts.query, keep_blank_values=True)
     query = dict(pairs)
     for name, value in pairs:
@@ -159,13 +159,13 @@ def _settings(parts: SplitResult) -> dict[str, str]:
 
 def _not_taken(query: Mapping[str, str]) -> ConfigurationError:
     return ConfigurationError(
-        f"redis-py does not take the settings {', '.join(sorted(query))} as they stand in the address of the Redis "
-        f"store: correct their values, as in socket_timeout=5&protocol=3"
+        f"redis-py does not accept the settings {', '.join(sorted(query))} in the address of the Redis store: "
+        f"correct their values, as in socket_timeout=5&protocol=3"
     )
 
 
 def _check_reach(settings: Mapping[str, Any]) -> None:
-    """Refuse values that would fail only at the first connection, with an error of the socket."""
+    """Refuse timeouts, database numbers and host names that would otherwise fail only at the first connection."""
     for name in ("socket_timeout", "socket_connect_timeout"):
         seconds = settings.get(name)
         if seconds is not None and not (math.isfinite(seconds) and 0 < seconds <= _LONGEST):

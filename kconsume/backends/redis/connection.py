@@ -2,9 +2,9 @@
 twice.
 
 redis-py's own commands are not used, because they retry after a timeout: a script that was already applied would then
-find the row changed, and report that another owner changed it. On a cluster the connection goes to the node that holds
-the slot of the tag, and back to the given address when that node is gone. This module also translates the errors of the
-server. It knows nothing about offsets.
+find the row changed, and report that another owner changed the row. On a cluster the connection goes to the node that
+holds the slot of the tag, and back to the given address when that node is gone. This module also translates the errors
+of the server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from kconsume.errors import ConfigurationError, KconsumeError, StoreError, Store
 
 _T = TypeVar("_T")
 
-# Temporary errors. Searched anywhere in the text: Redis 6 wraps the error of a script's first write in another error.
+# The codes of temporary errors. A code may be anywhere in the text, because Redis 6 wraps the error of a script's first
+# write in another error.
 _PASSING = re.compile(r"\b(OOM|READONLY|MISCONF|LOADING|BUSY|NOREPLICAS|CLUSTERDOWN|TRYAGAIN|MASTERDOWN|UNKILLABLE)\b")
 _PASSING_KINDS = (
     exceptions.OutOfMemoryError,
@@ -39,7 +40,7 @@ _PASSING_KINDS = (
 )
 # The errors of Redis 6 and of Redis 7 for a forbidden command inside a script.
 _FORBIDDEN = re.compile(r"\bNOPERM\b|The user executing the script can't|ACL failure in script")
-# After one of these errors the next command goes to the given address again, not to the node that it redirected us to.
+# After one of these errors the next command goes to the given address again, not to the node of the last redirection.
 _LEAVE_NODE = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.MovedError, KconsumeError)
 
 _COPIED = 1024 * 1024
@@ -64,8 +65,8 @@ class RedisConnection:
 
     @property
     def rules(self) -> Rules:
-        """The rules for what may be queued. Checks the server at its first use; raises `ConfigurationError` if the
-        server cannot keep offsets."""
+        """The rules for the commands that handlers may queue. The first use checks the server, and raises
+        `ConfigurationError` if the server cannot keep offsets."""
         return self._rules_of(self._node)
 
     def run(self, script: Script, keys: Sequence[str | bytes], *arguments: Argument) -> Reply:
@@ -79,7 +80,6 @@ class RedisConnection:
             raise self._translated(error) from error
 
     def call(self, *words: Argument) -> Reply:
-        """Run one command."""
         _ = self.rules
         return self._with_store_errors(lambda: self._ask(*words))
 
@@ -88,7 +88,7 @@ class RedisConnection:
         return self._with_store_errors(lambda: facts_of(self._ask))
 
     def close(self) -> None:
-        """Close our own connections. The user closes a client of their own."""
+        """Close the connections, unless the user gave a client, which the user closes."""
         if self._pool_at is not None:
             for node in {self._given, self._node}:
                 node.pool.disconnect()
@@ -166,29 +166,34 @@ class RedisConnection:
             )
         if isinstance(error, exceptions.NoPermissionError) or _FORBIDDEN.search(str(error)):
             return ConfigurationError(
-                f"{self.address} does not allow its user what kconsume needs ({error}): grant what handlers queue, on "
-                f"its keys, and for the offsets, with ACL SETUSER name ~kconsume:* {RIGHTS}"
+                f"{self.address} does not allow its user a command that kconsume needs ({error}): grant the commands "
+                f"that handlers queue, on their keys, and for the offsets, with ACL SETUSER name ~kconsume:* {RIGHTS}"
             )
         if "Invalid Database" in str(error) or "DB index" in str(error):
-            return ConfigurationError(f"{self.address} has no database of that number: correct the address")
+            return ConfigurationError(f"{self.address} has no database of that number: correct it in the address")
         if isinstance(error, exceptions.MovedError) and self._pool_at is None:
             return ConfigurationError(
                 f"{self.address} is not the node that holds this tag ({error}): give the store an address instead of a "
                 f"client, so that it can follow the redirection"
             )
         if isinstance(error, exceptions.AskError):
-            return StoreUnavailable(f"{self.address} did not run it: the slot of the tag is being moved ({error})")
+            return StoreUnavailable(
+                f"{self.address} did not run the command, because the slot of the tag is being moved ({error}): wait "
+                f"until the slot is moved"
+            )
         if isinstance(error, _PASSING_KINDS) or _PASSING.search(str(error)):
             return StoreUnavailable(
-                f"{self.address} did not run it: {str(error) or type(error).__name__}; check the server"
+                f"{self.address} did not run the command ({str(error) or type(error).__name__}): check the server"
             )
-        return StoreError(f"{self.address} refused kconsume's command: {error}; is kconsume:* used by something else?")
+        return StoreError(
+            f"{self.address} refused a command of kconsume ({error}): are the keys kconsume:* used by something else?"
+        )
 
 
 class _Node:
     """A server, its connections, and its rules, which are read at the first use.
 
-    `lock` guards the check that sets `rules`; any thread reads `rules` without it.
+    `lock` guards the check that sets `rules`. Any thread reads `rules` without the lock.
     """
 
     def __init__(self, pool: ConnectionPool) -> None:
@@ -213,12 +218,11 @@ def _exchange(pool: ConnectionPool, *words: Argument) -> Reply:
         return cast(Reply, connection.read_response(disable_decoding=True))
     except exceptions.ResponseError as error:
         if isinstance(error, exceptions.ReadOnlyError) or "READONLY" in str(error):
-            # The server is no longer the primary. A new connection by name finds the new primary; this connection never
-            # does.
+            # The server is not the primary any more. A new connection to the same host name may reach the new primary.
             connection.disconnect()  # type: ignore[no-untyped-call]
         raise  # a complete reply: the connection stays usable
     except BaseException:
-        # Otherwise the next command would read the reply of this one.
+        # Otherwise the next command on this connection would read the reply to this command.
         connection.disconnect()  # type: ignore[no-untyped-call]
         raise
     finally:

@@ -1,8 +1,8 @@
 """What a handler gets from the Redis store: a pipeline that only queues, and the rules for what may be queued.
 
-Nothing here sends commands to Redis, except to ask for the keys of a few commands that only the server can parse. A
-command that would fail is refused while the handler runs, at the line that queues it. If it failed later, in the script
-that applies the queue, half of a record might already be written, and Redis cannot undo.
+This module sends nothing to Redis, except requests for the keys of a few commands that only the server can parse. A
+command that would fail is refused while the handler runs, at the line that queues the command. Otherwise it would fail
+in the script that applies the queue, when a part of a record is already written, and Redis cannot undo.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MOST_BYTES: Final = 256 * 1024 * 1024
 """Limit for one queue: a queue is sent as one argument, and Redis accepts 512 MB."""
 
 _NOT_ALLOWED = (
-    "a handler must not call {name} on the pipeline: what it queues is applied together with the offset when it "
-    "returns, and dropped when it raises; remove the call"
+    "a handler must not call {name} on the pipeline: its commands are applied together with the offset when the "
+    "handler returns, and dropped when the handler raises; remove the call"
 )
 _NO_REPLIES = (
     "the reply of {name} cannot be read here, because the pipeline is applied after the handler has returned: read "
@@ -36,7 +36,7 @@ _ENDED = (
     "for the threads that it starts"
 )
 _OURS: Final = PREFIX.encode()
-# Redis allows these in scripts, but they would lose the offset: they select another database, swap it, or empty it.
+# Redis allows these commands in scripts, but they would lose the offset: they switch to another database or empty it.
 _NEVER = frozenset({b"SELECT", b"SWAPDB", b"FLUSHDB", b"FLUSHALL"})
 
 
@@ -73,12 +73,13 @@ class _PlainCommand(NamedTuple):
 
 
 class Rules:
-    """What may be queued for this server, by its own table of commands and the slot that all keys must be in."""
+    """Decides which commands may be queued: by the server's table of commands, and on a cluster by the slot of the
+    keys."""
 
     def __init__(self, table: Mapping[bytes, Command], ask_keys: KeysOf, slot: int | None = None) -> None:
-        """table: the commands of the server.
-
+        """
         Args:
+            table: the commands of the server.
             ask_keys: asks the server for the keys of a command whose keys are not at fixed places (SORT … STORE).
             slot: the slot of the tag, on a cluster.
         """
@@ -88,9 +89,10 @@ class Rules:
         self._plain: dict[bytes, _PlainCommand | None] = {}
 
     def refusal(self, words: Words, touched: dict[bytes, None]) -> str | None:
-        """Why this command cannot be applied together with an offset; None if it can. Called for every command.
+        """Return why this command cannot be applied together with an offset; None if it can be applied.
 
         Args:
+            words: the command.
             touched: on a cluster, the keys of the command are added to this dict.
         """
         name = words[0]
@@ -112,7 +114,8 @@ class Rules:
         command = self._table.get(name)
         if command is None or name in _NEVER or self.slot is not None or _flagged(name, command) is not None:
             return None
-        # It has no keys, or its second word decides (XGROUP CREATE), or only the server knows the keys (SORT … STORE).
+        # Not plain: it has no keys, or the second word decides (XGROUP CREATE), or only the server knows the keys
+        # (SORT … STORE).
         if command.first <= 0 or "movablekeys" in command.flags:
             return None
         least, most = abs(command.arity), command.arity if command.arity > 0 else MOST_ARGUMENTS
@@ -121,15 +124,15 @@ class Rules:
     def _reason(self, words: Words, touched: dict[bytes, None]) -> str | None:
         name = words[0].upper()
         if name in _NEVER:
-            return f"{_text(name)} would remove the offset with the data: remove it from the handler"
+            return f"{_text(name)} would remove the offset with the data: remove the command from the handler"
         command = self._table.get(name)
         if command is None:
             return f"this Redis has no command {_text(name)}: correct its name, or use a server that has it"
         command = self._table.get(name + b"|" + words[1].upper(), command) if len(words) > 1 else command
         if len(words) > MOST_ARGUMENTS:
             return (
-                f"{_text(name)} has {len(words) - 1:,} arguments, and a script can hand over {MOST_ARGUMENTS:,} at "
-                f"most: queue several commands with fewer each"
+                f"{_text(name)} has {len(words) - 1:,} arguments, and a script can pass on at most "
+                f"{MOST_ARGUMENTS:,}: queue several commands with fewer arguments each"
             )
         return (
             _flagged(name, command)
@@ -170,15 +173,16 @@ class QueuedPipeline(Pipeline):
         self._commands: list[bytes] = []
         self._offsets: list[int] = []
         self._starts: list[int] = [0]
-        """Where each record begins: `_offsets` in the partition, `_starts` among the commands. Commands that are queued
-        before the first record belong to the start of the transaction."""
+        """The index in `_commands` of each record's first command; `_offsets` has the records' offsets. The first
+        element is 0, for commands that are queued before the first record."""
         self._bytes = 0
         self.touched: dict[bytes, None] = {}
         """On a cluster: the keys of the queued commands, each once."""
         self.ended = False
-        """True when the handler has returned; from then on commands are refused."""
+        """True when the handler has returned. Later commands are refused."""
         self.refused: TransactionMisused | None = None
-        """The first refusal, kept even if the handler caught it: the handler's commands are then not complete."""
+        """The error for the first refused command, kept even if the handler caught the error. Then the queue lacks a
+        command, and is not applied."""
 
     def next_record(self, offset: int) -> None:
         """Begin a record: commands that are queued from now on belong to the record at this offset."""
@@ -190,7 +194,13 @@ class QueuedPipeline(Pipeline):
         self.ended = True
 
     def packed(self, old: int, new: int) -> bytes:
-        """The queued commands, grouped by record from `old` up to `new`, for the script `APPLY`."""
+        """Return the queued commands in the form that the script `APPLY` reads: for each record with commands, its
+        offset, the offset at which the next record begins, and its commands.
+
+        Args:
+            old: the stored offset, at which the first record begins.
+            new: the offset to store, at which the last record ends.
+        """
         texts = [b"%d" % offset for offset in (old, *self._offsets, new)]
         borders = [_HEADS[len(text)] + text for text in texts]
         commands, starts = self._commands, [*self._starts, len(self._commands)]
@@ -206,7 +216,7 @@ class QueuedPipeline(Pipeline):
         if options and EMPTY_RESPONSE in options:  # redis-py knows the reply and sends nothing
             return self
         words: list[bytes] = []
-        for arg in args:  # as redis-py's encoder does; other types go to that encoder, which refuses None and bool
+        for arg in args:  # fast path for common types; redis-py's encoder takes the others, and refuses None and bool
             if type(arg) is bytes:
                 words.append(arg)
             elif type(arg) is str and self._is_usual:
@@ -328,7 +338,7 @@ def _flagged(name: bytes, command: Command) -> str | None:
     if "noscript" in flags or "admin" in flags or "blocking" in flags:
         return (
             f"{_text(name)} cannot be applied together with an offset, because Redis runs no such command inside a "
-            f"script: use a client of your own, from a function with @app.resource, and know that it is at least once"
+            f"script: use a client of your own, from a function with @app.resource; its effects are at least once"
         )
     return None
 
@@ -352,7 +362,7 @@ def _text(word: object) -> str:
     return word.decode(errors="replace")[:100] if isinstance(word, bytes) else str(word)
 
 
-# MessagePack for the library in Redis: Redis 6 knows only the old raw type, which msgspec does not write.
+# MessagePack, written here, because the library in Redis 6 reads only the old raw type, which msgspec does not write.
 
 _HEADS: Final = [bytes((0xA0 | size,)) if size < 32 else bytes((0xD9, size)) for size in range(256)]
 
@@ -361,7 +371,7 @@ _ARRAYS: Final = [bytes((0x90 | size,)) for size in range(16)]
 
 
 def _head(size: int) -> bytes:
-    """The head of a word of 256 bytes or more."""
+    """The MessagePack head of a word of 256 bytes or more."""
     return struct.pack(">BH", 0xDA, size) if size < 65536 else struct.pack(">BI", 0xDB, size)
 
 

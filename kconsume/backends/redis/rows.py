@@ -24,12 +24,14 @@ Fields: TypeAlias = Sequence[bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class FailedRecord:
-    """A record that was applied in part. The user decides what to do with it.
+    """A record of which Redis applied only a part. The user decides whether to retry or to skip the record.
 
     Args:
-        end: the offset after the record; for a batch, which fails as a whole, the offset after its last record.
-        index: the number of the failed command, counted from 1. The commands before it were applied. None if it is
-            unknown.
+        partition: the partition of the record.
+        offset: the offset of the record; for a batch, which fails as a whole, the offset of its first record.
+        end: the offset after the record; for a batch, the offset after its last record.
+        index: the number of the failed command, counted from 1. The commands before the failed command were applied.
+            None if the number is unknown.
         of: how many commands the record has.
         command: the failed command, cut to 200 characters of its first argument.
         error: the reply of Redis to the failed command.
@@ -48,7 +50,7 @@ class FailedRecord:
     def __str__(self) -> str:
         last = "" if self.end == self.offset + 1 else f" to {self.end - 1}"
         if self.index is None:
-            return f"{self.partition}@{self.offset}{last}: Redis broke off while it was applied"
+            return f"{self.partition}@{self.offset}{last}: Redis broke off while it applied the commands"
         return f"{self.partition}@{self.offset}{last}: command {self.index} of {self.of} ({self.command}): {self.error}"
 
 
@@ -60,10 +62,11 @@ class RedisRow(NamedTuple):
 
 
 class Names:
-    """The names of the keys. Characters other than letters, digits and `_.-~` are escaped as in a URL. So no two
-    partitions share a name, and Redis reads no brace in a topic name as a hash tag.
+    """The names of kconsume's keys. Characters other than letters, digits and `_.-~` are escaped as in a URL. So no two
+    partitions share a name, and Redis reads no brace in a group name as a hash tag.
 
-    nothing: the name of a key that never exists when a script starts.
+    Attributes:
+        nothing: the name of a key that never exists when a script starts.
     """
 
     def __init__(self, tag: str | None) -> None:
@@ -120,7 +123,7 @@ def undecided(group: str, failures: Sequence[FailedRecord]) -> Undecided:
     first, others = failures[0].partition, [str(failed.partition) for failed in failures[1:]]
     where = f"{first} of group {group!r} stays" if not others else f"{first}, {', '.join(others)} of {group!r} stay"
     return Undecided(
-        f"{'; '.join(map(str, failures))}; it is applied in part, Redis cannot undo that, and {where} "
+        f"{'; '.join(map(str, failures))}; Redis may have applied a part and cannot undo it, so {where} "
         f"stopped until a user decides: look with `kconsume failed show APP {first}`, then "
         f"`kconsume failed retry APP {first}` or `kconsume failed skip APP {first} --yes`",
         (failed.partition for failed in failures),

@@ -1,17 +1,19 @@
 """The steps of the Redis store, as Lua scripts. While a server runs a script, it runs no other script or command.
 
-Texts only: `connection` sends them, and `store` reads their replies. All scripts follow three rules:
+This module has only the texts: `connection` sends the scripts, and `store` reads the replies. All scripts follow three
+rules:
 
 - All checks come before the first write, because Redis cannot undo.
 - The first write is a command that Redis refuses if it cannot write at all (a replica, no memory, no disk). So after
   such a refusal nothing has changed.
 - Offsets and epochs are always text: a Lua number is exact only up to 2^53.
 
-A script that changes nothing replies with the reason and the rows: `fenced` names the first row, `failed` names all.
+A script that refuses to write replies with a reason and rows: `fenced` with the first row that has another epoch or
+offset, `failed` with rows that have a failed record.
 
-A row is a hash. The field `failed_offset` has the offset of the record that is being applied. While a script applies
-records, the field changes with each record. If the field is set when the script has ended, the record failed, and the
-field stays until a user has decided about the record.
+A row is a hash. `APPLY` sets the field `failed_offset` before the first queued command, and removes the field after the
+last one. If a command fails, the fields `failed_…` describe its record, and stay until a user has decided about this
+record.
 """
 
 from __future__ import annotations
@@ -49,18 +51,18 @@ end
 """
 
 _BELOW = """
-local function below(a, b)  -- of two numbers without a sign, as text
+local function below(a, b)  -- true if a < b; both are numbers as text, without a sign
   return #a < #b or (#a == #b and a < b)
 end
 """
 
-# Reads the queue from front to back without building tables: two tables for each record would cost the server as much
-# as the record's own command. `QueuedPipeline.packed` writes this format. The text of an offset is shorter than 32
-# bytes.
+# Reads the queued commands from front to back without building Lua tables: two tables for each record would cost the
+# server as much as the record's own command. `QueuedPipeline.packed` writes this format. The text of an offset is
+# shorter than 32 bytes, so one byte before the text has its length.
 _QUEUED = """
 local queued, byte, words_of, pcall = ARGV[6], string.byte, cmsgpack.unpack_limit, redis.pcall
-local record = {}  -- where each part of the record at hand begins: its offset, its end, its commands
-local function array(at)  -- how many it has, and where the first of them begins
+local record = {}  -- where the parts of the current record begin: its offset, its end, its commands
+local function array(at)  -- returns the number of elements of an array, and where the first element begins
   local head = byte(queued, at + 1)
   if head < 0xa0 then
     return head - 0x90, at + 1
@@ -71,15 +73,15 @@ local function array(at)  -- how many it has, and where the first of them begins
   end
   return ((a * 256 + b) * 256 + c) * 256 + d, at + 5
 end
-local function run(i, behind, ...)  -- the command that is part i, of its words and what comes behind them
+local function run(i, behind, ...)  -- runs the command in part i: its words are `...`, the next part begins at `behind`
   record[i + 1] = behind
   return pcall(...)
 end
 """
 
-# `meta` records by group and member which rows were deleted, and up to which epoch. No member contains a colon. The
-# empty member means the partitions of the group that had no row. A row that is made again does not count as deleted at
-# later epochs.
+# The hash `meta` has a field `deleted:GROUP:MEMBER` with the epoch of each deleted row. No member contains a colon. The
+# empty member stands for the partitions of the group that had no row. If a row is created again, its higher epochs do
+# not count as deleted.
 _RECORD_NEW_ROW = """
 local function record_new_row(group, member, last_epoch)
   local gone = 'deleted:' .. group .. ':'
@@ -102,7 +104,7 @@ return rows
 """
 )
 
-# Whether a row accepts a claim; the same rule as `claim.accepts`. Generations are small enough for Lua numbers.
+# True if a row accepts a claim, by the same rule as `claim.accepts`. Generations are small enough for Lua numbers.
 _ACCEPTS = """
 local function accepts(epoch, row_generation, row_owner, owner, generation, expected)
   if generation == '' then
@@ -119,7 +121,8 @@ end
 """
 
 # KEYS: meta, groups, members, rows. ARGV: group, owner, now, version, generation or ''; for each row: member, next,
-# topic_id, leader_epoch, the epoch that the row must have or ''. Replies with all rows, and which were refused.
+# topic_id, leader_epoch, the epoch that the row must have or ''. Replies with all rows, and the indices of the refused
+# rows.
 CLAIM = Script(
     _ROW
     + _ACCEPTS
@@ -251,7 +254,7 @@ return {{'done'}}
 )
 
 # KEYS: meta, groups, members, rows. ARGV: group; for each row: member. Replies with the number of rows that the group
-# still has. `last_epoch` is the highest epoch of all deleted rows. Rows made later begin above it, so that no epoch is
+# still has. `last_epoch` is the highest epoch of all deleted rows. New rows get a higher epoch, so that no epoch is
 # used twice and a zombie from before the delete stays fenced.
 DELETE = Script(
     _BELOW
@@ -277,8 +280,8 @@ return left
 """
 )
 
-# KEYS: the row; on a cluster also `nothing` and the keys of the queued commands. ARGV: epoch, old, new, leader_epoch,
-# now, and the queue: [[offset, end, command, …], …] in MessagePack.
+# KEYS: the row; on a cluster also `nothing` and the keys of the queued commands. ARGV: epoch, old offset, new offset,
+# leader_epoch, the current time, and the queue: [[offset, end, command, …], …] in MessagePack.
 APPLY = Script(
     _ROW
     + _QUEUED
@@ -327,8 +330,8 @@ return {'done'}
 )
 
 # KEYS: a key that exists neither before nor after the script. Runs every command that the other scripts use, so that a
-# Redis user without the right to one of them gets the error here, and not in the middle of a record. DEL is checked
-# first, because the script removes the key with DEL.
+# Redis user without the right to one of these commands gets the error here, and not in the middle of a record. DEL is
+# checked first, because the script removes the key with DEL.
 TRY_RIGHTS = Script(
     """
 local key, refused = KEYS[1], nil
@@ -355,7 +358,8 @@ return refused or {'done'}
 """
 )
 
-# KEYS: the row. ARGV: skip or retry, the offset of the record that was decided about or '', now.
+# KEYS: the row. ARGV: (1) `skip` or `retry`; (2) the offset of the failed record that the user has seen, or '' for any;
+# (3) the current time.
 DECIDE = Script(
     f"""
 local key = KEYS[1]

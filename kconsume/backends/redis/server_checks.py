@@ -1,6 +1,7 @@
 """Checks that a Redis server can keep offsets, at the first use of every node.
 
-Turns the replies of a server into facts and rules. `connection` sends the commands. Changes nothing on the server.
+This module reads the settings of a server and decides whether they are safe. `connection` sends the commands. Nothing
+is changed on the server.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class RedisServerFacts:
 
 
 def facts_of(ask: Ask) -> RedisServerFacts:
-    """The facts of a server. Works also for a server that the store would refuse."""
+    """Ask a server for its version and settings. Works also for a server that the store would refuse."""
     info = _info(ask)
     config = _config(ask, "appendfsync") if info.get("aof_enabled") == "1" else {}
     maxmemory, policy = info.get("maxmemory"), info.get("maxmemory_policy")
@@ -68,7 +69,16 @@ def facts_of(ask: Ask) -> RedisServerFacts:
 
 
 def examined(ask: Ask, address: str, tag: str | None, keys_of: KeysOf) -> Rules:
-    """The rules for what may be queued for this server. Raises `ConfigurationError` if it cannot keep offsets."""
+    """Check the server, and return the rules for the commands that handlers may queue.
+
+    Raises `ConfigurationError` if the server cannot keep offsets.
+
+    Args:
+        ask: sends one command to the server.
+        address: the store's address, for messages.
+        tag: the hash tag in the store's address.
+        keys_of: asks the server for the keys of a command.
+    """
     facts = facts_of(ask)
     _must_serve(facts, address, tag)
     try:
@@ -77,8 +87,8 @@ def examined(ask: Ask, address: str, tag: str | None, keys_of: KeysOf) -> Rules:
         if not isinstance(error, exceptions.NoPermissionError) and "unknown command" not in str(error):
             raise
         raise ConfigurationError(
-            f"{address} does not show its table of commands ({error}), without which a wrong command is found when "
-            f"half of a record is written: grant it to the user, with ACL SETUSER name +command"
+            f"{address} does not show its table of commands ({error}). kconsume needs the table to refuse a wrong "
+            f"command before a part of a record is written: grant the right, with ACL SETUSER name +command"
         ) from error
     return Rules(table, keys_of, key_slot(cast(str, tag).encode()) if facts.cluster else None)
 
@@ -89,20 +99,20 @@ def _must_serve(facts: RedisServerFacts, address: str, tag: str | None) -> None:
         raise ConfigurationError(f"{address} is Redis {version}: offsets need version 6 or newer")
     if facts.cluster and tag is None:
         raise ConfigurationError(
-            f"{address} is a cluster, where only keys with the same hash tag are written together: name it in "
+            f"{address} is a cluster, where only keys with the same hash tag are written together: add a tag to "
             f"the address, as in redis://host:6379/0?tag=shop, and put {{shop}} into the keys that handlers write"
         )
     if facts.policy is None:
         _log.warning(
             "eviction policy unknown",
             store=address,
-            hint="the server shows neither INFO nor CONFIG; set maxmemory-policy noeviction, or offsets may be evicted",
+            hint="the server refuses INFO and CONFIG; set maxmemory-policy noeviction, or offsets may be evicted",
         )
     elif facts.policy.startswith("allkeys") and facts.maxmemory != 0:
         raise ConfigurationError(
-            f"{address} evicts any key when its memory is full (maxmemory-policy {facts.policy}), offsets "
-            f"too, and their records would be handled again: set maxmemory-policy noeviction (the volatile-… "
-            f"policies spare the offsets as well)"
+            f"{address} may evict offsets when its memory is full (maxmemory-policy {facts.policy}), and "
+            f"records would be handled again: set maxmemory-policy noeviction, or a volatile-… policy, which "
+            f"evicts no offsets"
         )
 
 

@@ -1,15 +1,15 @@
 """`redis://host:port/0?tag=shop`: offsets in the user's own Redis, applied together with what the handler queued.
 
-The handler gets a pipeline that only queues commands. When the handler has returned, one script checks that we still
-own the partition and that its row is at the offset from which we read. The script then runs the queued commands record
-by record, and moves the offset. No other client sees a state between two lines of the script. If this process is
-killed, either the whole script is applied or nothing.
+The handler gets a pipeline that only queues commands. When the handler has returned, one script checks that this
+process still owns the partition and that the stored offset is the one from which it read. The script then runs the
+queued commands record by record, and moves the offset. No other client sees a state between two commands of the script.
+If this process is killed, either the whole script is applied or nothing.
 
 Redis cannot undo. When a command fails inside the script (a list where a set was expected), the commands before it are
 already applied. So the record is kept as failed, the offset stays at this record, and every claim of the partition is
 refused with `Undecided`, also after a restart, until a user decides `retry` or `skip`.
 
-Each partition has one hash, without an expiry. All names begin with `kconsume:`; see `docs/redis.md`.
+Each partition has one hash, without an expiry. The names of all keys begin with `kconsume:`; see `docs/redis.md`.
 """
 
 from __future__ import annotations
@@ -63,17 +63,19 @@ Decision: TypeAlias = Literal["skip", "retry"]
 
 
 class RedisStore:
-    """Offsets in a Redis: `RedisStore("redis://localhost:6379/0")`. Opens nothing until it is used."""
+    """Offsets in a Redis: `RedisStore("redis://localhost:6379/0")`. Connects at the first use."""
 
-    guarantee: ClassVar[str] = "exactly once for what the handler queues in this Redis: it and the offset are one step"
+    guarantee: ClassVar[str] = (
+        "exactly once for what the handler queues in this Redis: one script applies the commands and the offset"
+    )
     connection_types: ClassVar[tuple[type, ...]] = (Pipeline,)
     parallel: ClassVar[int | None] = None
     by_record: ClassVar[bool] = True
 
     def __init__(self, url: str | None = None, *, client: Redis | None = None, tag: str | None = None) -> None:
-        """url: `redis://user:password@host:port/0?tag=shop`; `rediss://` for TLS.
-
+        """
         Args:
+            url: `redis://user:password@host:port/0?tag=shop`; `rediss://` for TLS.
             client: the user's own `redis.Redis`, instead of an address. It must have a `socket_timeout`.
             tag: the hash tag on a cluster, and a name for these offsets; the address may contain it too.
         """
@@ -87,7 +89,7 @@ class RedisStore:
 
     @classmethod
     def from_url(cls, url: str) -> RedisStore:
-        """`redis://user:password@host:port/0?tag=shop`, or `rediss://` for TLS."""
+        """Return a store for `redis://user:password@host:port/0?tag=shop`, or `rediss://` for TLS."""
         return cls(url)
 
     @property
@@ -175,7 +177,7 @@ class RedisStore:
             keys = [*self._names.of_group(group), *self._keys(group, chosen)]
             self._checked()
             self._connection.run(scripts.DELETE, keys, group, *map(member_of, chosen))
-            # Rows that were made meanwhile belong to the group too.
+            # Delete also rows of the group that were created meanwhile.
             chosen = self._partitions(group) if partitions is None else []
 
     def identity(self) -> str:
@@ -208,11 +210,13 @@ class RedisStore:
         return {p: row.failed for p, row in sorted(rows.items()) if row.failed is not None}
 
     def decide(self, group: str, partition: Partition, what: Decision, *, offset: int | None = None) -> None:
-        """Let the partition continue. Raises the epoch, as `reset` does.
+        """Carry out the user's decision about a failed record, so that the partition can be consumed again. Raises the
+        epoch, as `reset` does.
 
         Args:
-            what: `"retry"` to handle the failed record again, `"skip"` to continue after it.
-            offset: of the failed record that the user has seen; refused if another record has failed since.
+            what: `"retry"` to handle the failed record again, `"skip"` to continue with the next record.
+            offset: the offset of the failed record that the user has seen; None if any failed record is meant. If
+                another record has failed since, `StoreError` is raised.
         """
         if what not in ("skip", "retry"):
             raise ConfigurationError(f"decide(..., {what!r}) is not a decision: write 'retry' or 'skip'")
@@ -232,7 +236,7 @@ class RedisStore:
         return self._connection.facts()
 
     def examine(self) -> None:
-        """Check that this server can keep offsets; raises the errors that the first use would raise."""
+        """Check that this server can keep offsets. Raises the errors that the first use of the store would raise."""
         self._checked()
 
     def try_rights(self) -> None:
@@ -259,17 +263,18 @@ class RedisStore:
         packed = pipeline.packed(step.old, step.new)
         keys: list[str | bytes] = [self._names.row(group, partition)]
         if self._connection.rules.slot is not None:
-            # While the slot is being moved to another node, a command on a key that was already moved fails, even in
-            # the middle of the script. Redis checks the declared keys before the script starts. The key `nothing` never
-            # exists, so Redis refuses the script even if all other keys are still on this node: a command of the script
-            # might remove one of them.
+            # While the slot is being moved to another node, a command on a key that is not on this node fails, even in
+            # the middle of the script. Redis checks the declared keys before the script starts, and then refuses the
+            # script if one of them is not on this node. The key `nothing` never exists, so Redis refuses every script
+            # while the slot is being moved. Otherwise a script could start, and remove one of its keys before using it.
             keys += [self._names.nothing, *pipeline.touched]
         where = (str(epoch), str(step.old), str(step.new), _number(step.leader_epoch), _now())
         reply = self._run(scripts.APPLY, keys, *where, packed)
         self._must_be_done(reply, group, {partition: Position(step.old, epoch)})
 
     def _must_be_ours(self, group: str, partition: Partition, epoch: int) -> None:
-        """Raise unless the row is under our epoch. Reads only two fields; reads the whole row only for an error."""
+        """Raise `Fenced` if the row has another epoch, and `Undecided` if it has a failed record. Reads the whole row
+        only for an error."""
         self._checked()
         held = self._connection.call("HMGET", self._names.row(group, partition), "epoch", "failed_offset")
         if held == [str(epoch).encode(), None]:
@@ -312,7 +317,11 @@ class RedisStore:
         return {p: claiming.refused(group, p, terms, stored.get(p)) if p in late else stored[p] for p in wanted}
 
     def _must_be_done(self, reply: _ScriptReply, group: str, ours: Positions) -> None:
-        """Raise the error for a reply other than `done`. `ours` is in the order of the keys."""
+        """Raise the error for a reply other than `done`.
+
+        Args:
+            ours: the positions that this process expects, in the order of the script's keys.
+        """
         if reply.word == "done":
             return
         indices, rows = cast("tuple[Sequence[int], Sequence[Fields]]", reply.rest)
@@ -329,7 +338,7 @@ class RedisStore:
         raise fenced(group, partition, mine.epoch, row.position if row else None, at)
 
     def _checked(self) -> None:
-        """Check once that the rows were written by a version of kconsume that this one understands."""
+        """Check once that the stored schema version is the one of this kconsume."""
         if self._ready:
             return
         found = self._connection.call("HGET", self._names.meta, "version")
@@ -354,7 +363,7 @@ def _positions(partitions: Sequence[Partition], reply: _ScriptReply) -> dict[Par
 
 
 def _pin(partition: Partition, start: Position | None) -> tuple[str, str, str, str]:
-    """The arguments of `CLAIM` for a row: the values to pin if the row is missing."""
+    """The arguments of `CLAIM` for a row: the values to store if the row does not exist."""
     if start is None:
         return member_of(partition), "", "", ""
     return member_of(partition), str(start.next_offset), start.topic_id or "", _number(start.leader_epoch)

@@ -1,4 +1,5 @@
-"""The handler's transaction in Redis: a queue of commands, and the step of the offset that is applied with them."""
+"""The handler's transaction in Redis: a queue of commands, and the move of the offset that is applied with the
+queue."""
 
 from __future__ import annotations
 
@@ -19,9 +20,10 @@ class OffsetStep(NamedTuple):
 
 
 class RedisTx:
-    """The commands that a handler queued, and the step of the offset that is applied with them.
+    """The commands that a handler queued, and the move of the offset that is applied with these commands.
 
-    step: None until `advance` is called.
+    Attributes:
+        step: the old and the new offset; None until `advance` is called.
     """
 
     __slots__ = ("connection", "step")
@@ -31,7 +33,8 @@ class RedisTx:
         self.step: OffsetStep | None = None
 
     def advance(self, old: int, new: int, leader_epoch: int | None = None) -> None:
-        """Record the step. The script checks and applies it with the queue when the transaction ends."""
+        """Remember the old and the new offset. When the transaction ends, one script checks the old offset, applies the
+        queued commands and stores the new offset."""
         if self.connection.ended:
             raise TransactionMisused(
                 "the transaction has ended, so its offset can no longer move: advance inside the transaction"
@@ -39,11 +42,12 @@ class RedisTx:
         self.step = OffsetStep(old, new, leader_epoch)
 
     def sever(self) -> None:
-        """Refuse later commands. Nothing was sent yet, and nothing will be."""
+        """Refuse later commands. None of the queued commands has been sent, and none will be sent."""
         self.connection.end()
 
     def fault(self, error: BaseException) -> StoreError | None:
-        """The store's error. A handler only queues, so it does not reach the server (except for keys on a cluster)."""
+        """Return the error if it is `StoreUnavailable`, else None. A handler only queues commands; it reaches the
+        server only to ask for the keys of some commands."""
         return error if isinstance(error, StoreUnavailable) else None
 
 

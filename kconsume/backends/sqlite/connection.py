@@ -1,6 +1,6 @@
-"""A connection to an SQLite file, the turnstile for its writers, and how the connection is lent to a handler.
+"""A connection to an SQLite file, and how the connection is lent to a handler.
 
-Knows the file and nothing about offsets.
+Writers of the file take turns by a lock on a second file, the turnstile.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from typing import Final, NoReturn
 from kconsume.errors import Fenced, StoreUnavailable, TransactionMisused
 
 _PATIENCE = 30.0
-"""Seconds that a writer waits at the turnstile: long enough for a slow handler, not for a frozen one."""
+"""Seconds that a writer waits for the turnstile lock: long enough for a slow handler, not for a frozen one."""
 
-# Python's sqlite3 sends BEGIN before a writing statement if no transaction is open. kconsume always has one open, until
-# a handler ends it by an INSERT OR ROLLBACK. If that handler continues, this BEGIN is refused like every BEGIN of a
-# handler. Without this BEGIN, SQLite would not authorise an already prepared statement again, and would commit the
-# statement by itself.
+# Python's sqlite3 sends BEGIN before a writing statement if no transaction is open. While a handler runs, a transaction
+# is open, unless the handler ended it by an INSERT OR ROLLBACK. If that handler continues, this BEGIN is refused like
+# every BEGIN of a handler. Without this BEGIN, SQLite would not call the authorizer for an already prepared statement,
+# and would commit the statement by itself.
 _IMPLICIT: Final = "IMMEDIATE"
 
 _STEPS = 1_000_000
-"""Steps of SQLite's machine, about 10 ms: after so many steps of one statement, the progress handler is called."""
+"""SQLite calls the progress handler each time a statement has run this many steps, about every 10 ms."""
 
 HANDLER_ENDS_IT = (
-    "a handler must not begin, commit or roll back: its writes and the offset commit together when it returns, "
-    "and are undone when it raises; remove the call (a SAVEPOINT is allowed)"
+    "a handler must not begin, commit or roll back: its writes and the offset commit together when the handler "
+    "returns, and are rolled back when the handler raises; remove the call (a SAVEPOINT is allowed)"
 )
 ENDED = (
     "the transaction was ended by a statement of the handler (an error that rolls back, such as "
-    "INSERT OR ROLLBACK), so no offset was advanced: let the exception reach kconsume instead"
+    "INSERT OR ROLLBACK), so the offset was not moved: do not catch the exception in the handler"
 )
 
 _OVER = (
@@ -56,13 +56,14 @@ class LentSqliteConnection(sqlite3.Connection):
     def guard(self) -> None:
         """Install the callbacks that refuse statements. Called once, when the connection is set up."""
         self.set_authorizer(self._authorize)
-        # `sever` does not interrupt a statement that begins at the same moment. Such a statement might never end.
+        # `sever` does not interrupt a statement that begins at the same moment. The progress handler ends it.
         self.set_progress_handler(self._is_to_end, _STEPS)
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Lend the connection. Until the block ends, SQLite refuses BEGIN, COMMIT and ROLLBACK. If a handler tried one
-        of them, the end of the block raises `TransactionMisused`, even if the handler caught the refusal."""
+        """Lend the connection to a handler. Until the block ends, SQLite refuses BEGIN, COMMIT and ROLLBACK. If the
+        handler tried one of these statements, the end of the block raises `TransactionMisused`, even if the handler
+        caught the error."""
         self._is_lent, self._refused = True, False
         try:
             yield
@@ -87,20 +88,22 @@ class LentSqliteConnection(sqlite3.Connection):
         self.isolation_level = _IMPLICIT
 
     def deactivate(self) -> None:
-        """Called when the connection goes back to the pool. A handler that kept the connection must not write with it
-        any more, neither outside of a transaction nor in the next handler's transaction."""
+        """Refuse further use. Called when the connection goes back to the pool. A handler that kept the connection must
+        not write with it any more, neither outside of a transaction nor in the next handler's transaction."""
         self._is_idle = True
         self.__class__ = _IdleConnection
 
     def activate(self) -> None:
-        """Called when the connection is taken from the pool."""
+        """Allow use again. Called when the connection is taken from the pool."""
         self._is_idle = False
         self.__class__ = LentSqliteConnection
 
     def sever(self) -> None:
-        """Take the connection away from a handler that hangs, possibly in the middle of a statement. The statement is
-        interrupted, and later statements are refused. Rolls back here, because a closed connection keeps its
-        transaction until the last cursor is freed, and the handler may have a cursor."""
+        """Take the connection away from a handler that hangs, possibly in the middle of a statement.
+
+        The statement is interrupted, and later statements are refused. The transaction is rolled back here, because a
+        closed connection keeps its transaction until the last cursor is freed, and the handler may have a cursor.
+        """
         self.deactivate()
         self._severed_by = threading.get_ident()
         self.interrupt()
@@ -120,7 +123,7 @@ class LentSqliteConnection(sqlite3.Connection):
         return self._is_idle
 
     def _authorize(self, action: int, *_: object) -> int:
-        if self._is_idle:  # a kept cursor: writing begins a transaction, which calls the authorizer
+        if self._is_idle:  # the handler kept a cursor; a writing statement of it begins a transaction and comes here
             ours = self._severed_by == threading.get_ident()
             return sqlite3.SQLITE_OK if ours else sqlite3.SQLITE_DENY
         if self._is_lent and (action == sqlite3.SQLITE_TRANSACTION or not self.in_transaction):
@@ -130,7 +133,8 @@ class LentSqliteConnection(sqlite3.Connection):
 
 
 class _IdleConnection(LentSqliteConnection):
-    """A connection in the pool. A class of its own, so that a lent connection does not check its state at each call."""
+    """A connection in the pool. It has its own class, so that a lent connection need not check its state at each
+    call."""
 
     def cursor(self, *_: object, **__: object) -> NoReturn:
         raise TransactionMisused(_OVER)
@@ -139,7 +143,7 @@ class _IdleConnection(LentSqliteConnection):
 
 
 class SqliteConnection:
-    """One connection, and its open turnstile file. Writers queue at the lock of this file."""
+    """One connection, and the open turnstile file. Writers queue for the lock of the turnstile file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -184,8 +188,8 @@ class SqliteConnection:
         """Wait in the kernel's queue, with a deadline.
 
         `flock` has no deadline, and repeated attempts would lose the place in the queue. So a thread waits, on a
-        duplicate descriptor of the same open file. If this method gives up, the connection is closed. If the thread
-        gets the lock after that, the lock is released when the thread closes its descriptor.
+        duplicate descriptor of the same open file. If this method raises, the connection is closed. If the thread gets
+        the lock after that, the lock is released when the thread closes its descriptor.
         """
         turn: Future[None] = Future()
         try:
@@ -209,8 +213,8 @@ class SqliteConnection:
 
     def _cannot_wait(self, error: BaseException) -> StoreUnavailable:
         return StoreUnavailable(
-            f"{self._path}-turnstile cannot be waited at ({error}), and nothing was written: free what the system "
-            f"lacks (ulimit -n, ulimit -u), or put the file on a file system with locks"
+            f"{self._path}-turnstile cannot be locked ({error}), and nothing was written: raise the limit that is "
+            f"reached (ulimit -n, ulimit -u), or put the file on a file system with locks"
         )
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """The file of an SQLite store: its connections, and the state of kconsume's tables in it.
 
-Knows nothing of offsets and groups. The first connection makes or updates the tables. It is opened at the first use.
+This module knows nothing of offsets and groups. The first connection is opened at the first use, and makes or updates
+the tables.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class SqliteDatabase:
 
     @contextmanager
     def writing(self, end: str = COMMIT) -> Iterator[LentSqliteConnection]:
-        """A write transaction with statements of a handler: turnstile, BEGIN IMMEDIATE, then COMMIT or ROLLBACK.
+        """A write transaction for statements of a handler: takes the turnstile lock, executes BEGIN IMMEDIATE, and ends
+        with COMMIT or ROLLBACK.
 
         Args:
             end: the statement that ends the transaction if the block raises nothing.
@@ -64,14 +66,13 @@ class SqliteDatabase:
                 _end(self.address, connection, end)
             finally:
                 if connection.in_transaction:
-                    # Roll back before the next writer passes the turnstile. If this fails, closing the connection rolls
-                    # back.
+                    # Roll back before the turnstile lock is released. If this fails, closing the connection rolls back.
                     with contextlib.suppress(*STATEMENT_ERRORS):
                         connection.execute(ROLLBACK)
 
     @contextmanager
     def connection(self) -> Iterator[LentSqliteConnection]:
-        """Borrow a connection, outside of a transaction. It is closed, not reused, if the block raises."""
+        """Borrow a connection without a transaction. If the block raises, the connection is closed and not reused."""
         with self._borrowed() as borrowed:
             yield borrowed.connection
 
@@ -128,8 +129,8 @@ class SqliteDatabase:
         return self._opened_by is not None and self._opened_by != os.getpid()
 
     def _prepare(self, opened: SqliteConnection) -> None:
-        """Make or update the tables. Waits at the turnstile only if something is missing. Two threads may call this at
-        once."""
+        """Make or update the tables. Waits for the turnstile lock only if something is missing. Two threads may call
+        this at once."""
         if not is_up_to_date(opened.connection):
             with opened.turnstile():
                 bring_up_to_date(opened.connection)

@@ -1,4 +1,4 @@
-"""Reads a table of dead letters in an SQLite file, over connections that may only read."""
+"""Reads a table of dead letters in an SQLite file, over read-only connections."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kconsume.errors import StoreError
 
 
 class SqliteLetters:
-    """Reads a table in the file of an SQLite store."""
+    """Reads a table of dead letters in the file of an SQLite store."""
 
     def __init__(self, store: SqliteStore, table: str) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""Sends letters of a table back on SQLite, in write transactions of the store."""
+"""Sends dead letters of an SQLite table back to Kafka, in write transactions of the store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kconsume.backends.sqlite.store import SqliteStore
 
 
 class SqliteSender:
-    """Sends letters of a table in the file of an SQLite store."""
+    """Sends dead letters of a table in the file of an SQLite store."""
 
     def __init__(self, store: SqliteStore, table: str) -> None:
         self._store = store

@@ -1,7 +1,7 @@
-"""Checks if offsets can be kept in an SQLite file at this place.
+"""Checks whether offsets can be kept in an SQLite file at a given path.
 
-Reads the file, its folder and the table of mounts, and changes nothing. A file on a network file system is refused:
-its locks do not exclude other hosts, and two hosts would each have offsets of their own.
+The checks read the file, its folder and the table of mounts, and change nothing. A file on a network file system is
+refused: the file's locks do not exclude other hosts, so two hosts could write at the same time.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ def trouble_at(path: Path, version: int) -> str | None:
     except ConfigurationError as error:
         return str(error)
     if not os.access(folder, os.W_OK | os.X_OK):
-        return f"the folder {folder} may not be written, and SQLite keeps files beside its own: grant it to this user"
+        return f"the folder {folder} may not be written, but SQLite makes files in it: grant this user write access"
     if not path.exists():
         return None
     if not path.is_file():
-        return f"{path} is no file: correct offsets="
+        return f"{path} is not a file: correct offsets="
     if not os.access(path, os.R_OK | os.W_OK):
-        return f"{path} may not be written: grant it to this user"
+        return f"{path} may not be written: grant this user read and write access"
     return _trouble_in(path, version)
 
 
@@ -76,8 +76,8 @@ def _trouble_in(path: Path, version: int) -> str | None:
 
 
 def _file_system_of(path: Path) -> str | None:
-    """The type of the mount that the file is on: the longest mount point above the file; among equal mount points, the
-    last."""
+    """The type of the file system that the file is on: that of the longest mount point above the file. Of equal mount
+    points, the last one counts."""
     try:
         lines = MOUNTS.read_text(errors="surrogateescape").splitlines()
     except OSError:

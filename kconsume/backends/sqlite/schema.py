@@ -12,8 +12,8 @@ BEGIN, COMMIT, ROLLBACK = "begin immediate -- kconsume", "commit -- kconsume", "
 
 SCHEMA_VERSION = 2
 
-# `last_epoch` is the highest epoch of all deleted rows. Rows made later begin above it, so that no epoch is used twice
-# and a zombie from before the delete stays fenced.
+# `last_epoch` is the highest epoch of all deleted rows. New rows get a higher epoch, so that no epoch is used twice and
+# a zombie from before the delete stays fenced.
 _CREATE = """
 create table kconsume_schema (version integer not null, last_epoch bigint not null default 0);
 create table kconsume_offsets (
@@ -27,7 +27,8 @@ insert into kconsume_schema (version) values (1);
 _STEPS = (_CREATE, SQLITE_STEP)
 """The step at index n updates the tables from version n to version n + 1."""
 _ADDITIONS = 2
-"""How many additions were made to the tables of this version that an earlier kconsume does not need."""
+"""The number of additions to the tables of this version. An addition is a column, table or index that an earlier
+kconsume does not need."""
 _COLUMNS = (
     ("kconsume_schema", "additions", "integer"),
     ("kconsume_schema", "store_id", "text"),
@@ -54,7 +55,7 @@ def version_of(connection: sqlite3.Connection) -> int:
 
 
 def is_up_to_date(connection: sqlite3.Connection) -> bool:
-    """True if the tables have our version with its additions, or a newer version."""
+    """True if the tables have the version and the additions of this kconsume, or a newer version."""
     version = version_of(connection)
     if version != SCHEMA_VERSION:
         return version > SCHEMA_VERSION
@@ -69,7 +70,7 @@ def _has_column(connection: sqlite3.Connection, table: str, column: str) -> bool
 
 
 def bring_up_to_date(connection: sqlite3.Connection) -> None:
-    """Make or update the tables in one transaction. The caller is past the turnstile."""
+    """Make or update the tables in one transaction. The caller holds the turnstile lock."""
     connection.execute(BEGIN)
     try:
         version = version_of(connection)  # read again: another process may have updated the tables

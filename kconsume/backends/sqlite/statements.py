@@ -1,4 +1,4 @@
-"""The SQL of `sqlite:///`, and the values of its rows. Executes statements on a connection of the caller."""
+"""The SQL statements of `sqlite:///`, and functions that read rows over a connection of the caller."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def positions_of(
 
 
 def fenced_at(group: str, partition: Partition, epoch: int, row: Row | None, offset: int | None = None) -> Fenced:
-    """The error for a row that is not under our epoch; see `claim.fenced`."""
+    """As `claim.fenced`, for a row of this database."""
     return fenced(group, partition, epoch, None if row is None else _position(row), offset)
 
 

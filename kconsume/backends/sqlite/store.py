@@ -1,13 +1,13 @@
 """`sqlite:///file`: offsets in the user's own SQLite file, in the handler's own transaction.
 
-SQLite allows one writer for each file. So a transaction waits twice: at the turnstile, and in `BEGIN IMMEDIATE`. The
-turnstile is a `flock` on a file beside the database. The kernel queues the processes that wait for this lock; with
-SQLite's own busy handler, one busy process starves the others. A handler that is slow inside its transaction therefore
-blocks all writers of the file. A frozen process blocks them until the process ends, because no server can end it. A
-writer that waits too long gives up with `StoreUnavailable`. Readers do not wait.
+SQLite allows one writer for each file. So a transaction waits twice: for the turnstile lock, and in `BEGIN IMMEDIATE`.
+The turnstile lock is a `flock` on a file beside the database. The kernel queues the processes that wait for this lock;
+with SQLite's own busy handler, one busy process would starve the others. A handler that is slow inside its transaction
+blocks all writers of the file. A frozen process blocks all writers until the process ends, because no server can end
+its transaction. A writer that has waited too long raises `StoreUnavailable`. Readers do not wait.
 
-The file belongs to one host. Rows and offset are in the same file. So if a power cut loses the tail of the file
-(`synchronous=NORMAL`), both are lost, and the records are handled again.
+The file belongs to one host. The handler's rows and the offset are in the same file. If a power cut loses the last
+transactions (`synchronous=NORMAL`), rows and offset are lost together, and the records are handled again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from kconsume.records import Partition
 
 
 class SqliteStore:
-    """Offsets in an SQLite file: `SqliteStore("shop.db")`. Opens nothing until it is used."""
+    """Offsets in an SQLite file: `SqliteStore("shop.db")`. Opens the file at the first use."""
 
     guarantee: ClassVar[str] = "exactly once: what the handler writes and the offset commit together"
     connection_types: ClassVar[tuple[type, ...]] = (sqlite3.Connection,)
@@ -52,7 +52,7 @@ class SqliteStore:
         if not isinstance(path, str | os.PathLike):
             raise ConfigurationError(f"SqliteStore takes a path, and this is a {type(path).__name__}: write 'shop.db'")
         if "\0" in str(path):
-            raise ConfigurationError(f"{str(path)!r} is no path: remove the NUL")
+            raise ConfigurationError(f"{str(path)!r} is not a path: remove the NUL character")
         if not str(path) or str(path) == ":memory:":
             raise ConfigurationError(
                 "sqlite:// needs a file, because offsets must outlive the process: write "
@@ -67,7 +67,7 @@ class SqliteStore:
 
     @classmethod
     def from_url(cls, url: str) -> SqliteStore:
-        """`sqlite:///relative.db` or `sqlite:////absolute.db`."""
+        """Return a store for `sqlite:///relative.db` or `sqlite:////absolute.db`."""
         prefix, path = url[: len("sqlite:///")], url[len("sqlite:///") :]
         if prefix != "sqlite:///" or not path:
             raise ConfigurationError(
@@ -124,7 +124,7 @@ class SqliteStore:
         return claiming.claim_pinned(partitions, start, self.load(group, partitions), claim, terms)
 
     def reclaim(self, group: str, epochs: Mapping[Partition, int], owner: str) -> dict[Partition, Position]:
-        """Waits at the turnstile until an open transaction has ended, and then reads the rows."""
+        """As `FencedStore.reclaim`. Waits for the turnstile lock, so an open transaction ends before rows are read."""
         with self.database.transaction() as connection:
             for partition, epoch in sorted(epochs.items()):
                 if connection.execute(sql.RECLAIM, (owner, sql.now(), group, *partition, epoch)).rowcount != 1:
@@ -215,7 +215,7 @@ class SqliteStore:
                 _delete(connection, group, partition)
 
     def identity(self) -> str:
-        """The id contains host and path, so a copy of the file is another store."""
+        """The id of the store. It contains host and path, so a copy of the file is another store."""
         with self._reading() as connection:
             (name,) = connection.execute(sql.STORE_ID).fetchone()
         return f"{name} {self.location}"
@@ -277,7 +277,7 @@ def _delete(connection: sqlite3.Connection, group: str, partition: Partition) ->
 
 
 def _record_new_row(connection: sqlite3.Connection, group: str, partition: Partition) -> None:
-    """Record that a row is going to be made: at later epochs the partition does not count as deleted."""
+    """Record that the row of a deleted partition is created again: its higher epochs do not count as deleted."""
     if sql.row_of(connection, group, partition) is not None:
         return
     if connection.execute(sql.DELETED_EPOCH, (group, *partition)).fetchone() is not None:

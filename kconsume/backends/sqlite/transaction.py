@@ -87,7 +87,8 @@ class SqliteTx:
         self.connection.sever()
 
     def end(self) -> None:
-        """If `advance` was refused, raise that error again, so that a caller who ignored it commits nothing."""
+        """If `advance` raised `Fenced`, raise this error again, so that nothing is committed if the caller caught
+        it."""
         if self._refused is not None:
             raise self._refused
 

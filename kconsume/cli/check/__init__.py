@@ -1,1 +1,1 @@
-"""`kconsume check`: what would run, with which guarantee, and what is wrong with it."""
+"""`kconsume check`: the handlers of an app, their guarantees, and problems of its configuration."""

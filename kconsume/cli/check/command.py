@@ -1,7 +1,7 @@
-"""`kconsume check`: shows what would run, its guarantees, and its faults.
+"""`kconsume check`: shows the handlers of an app, their guarantees, and problems of its configuration.
 
 Gathers facts, and shows them with the findings that `cli/check/findings.py` derives from them. Consumes nothing and
-joins no group. Asks the cluster about its topics, and the stores about themselves and the app's offsets.
+joins no group. Asks the cluster for its topics, and the stores for their settings and the app's offsets.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kconsume._config.group_protocol import protocol_of
 from kconsume._console import guarantee, sending
 from kconsume._handlers.annotations import text_of
 from kconsume._handlers.registration import Registration
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._kafka.settings_check import check_settings
 from kconsume._runtime.build import most_workers
 from kconsume._runtime.plan import budget_for
@@ -46,22 +46,22 @@ _PATIENCE = 4.0
 
 
 class Property(msgspec.Struct):
-    """One property of the Kafka client as it will be set, with secrets covered."""
+    """One property of the Kafka client, as a run would set it. A secret value is masked."""
 
     name: str
     value: ClientValue
     set_by: Literal["you", "app", "kconsume", "promise"]
-    """`you`: by `kafka={...}`; `app`: by its other arguments; `kconsume`: by its defaults; `promise`: a promise needs
-    it, and it cannot be changed."""
+    """`you`: `App(kafka={...})`; `app`: another argument of `App`; `kconsume`: a default of kconsume; `promise`: fixed,
+    because a promise of kconsume depends on the value."""
     librdkafka: ClientValue | None = None
-    """The client's own default, if kconsume's is different."""
+    """The client's own default, if `value` is different."""
     kconsume: ClientValue | None = None
-    """kconsume's default, if yours is different."""
+    """The default of kconsume, if `value` is different."""
     why: str | None = None
 
 
 class CheckReport(msgspec.Struct):
-    """The result of `check`; printed as it is with `--json`."""
+    """The result of `check`, which `--json` prints."""
 
     app: str
     brokers: str
@@ -71,28 +71,27 @@ class CheckReport(msgspec.Struct):
     findings: list[Finding]
     handlers: list[Handler]
     topics: dict[str, int | None] | None
-    """The number of partitions of each topic, None for a missing one; None if no broker was asked or answered."""
+    """The number of partitions of each topic, None for a missing topic. `topics` is None if no broker answered."""
     shutdown: float
     revoke: float | None
-    """Seconds for giving up a partition that moves; None if the client refuses its configuration."""
+    """Seconds in which a revoked partition must be drained; None if the client refuses its configuration."""
     protocol: str
     """The rebalance protocol of the group: eager, cooperative or consumer."""
     memory: int
     kafka: list[Property]
 
 
-@click.command(short_help="Show what would run, its guarantees, and its faults.")
+@click.command(short_help="Show handlers, their guarantees, and problems to correct.")
 @app_argument
 @click.option("--offline", is_flag=True, help="Ask neither the brokers nor the stores.")
 @json_option
 @click.pass_context
 def check(context: click.Context, app: str | None, offline: bool, as_json: bool) -> None:
-    """Show what would run, its guarantees, and its faults.
+    """Show the handlers of APP, their guarantees, and problems to correct.
 
-    Shows each handler of APP with its guarantee, the topics, and the configuration of the Kafka client, with the reason
-    for each default that is not the client's own. Then lists the findings, each with its fix: settings that contradict
-    each other or will cause harm, missing topics, stored offsets that cannot be read from. Nothing is consumed, and
-    secrets are covered.
+    Shows each handler with its guarantee, the topics, and the configuration of the Kafka client. Shows why a default of
+    kconsume differs from the client's. Then lists findings, each with a fix: settings that contradict each other or
+    will cause harm, missing topics, stored offsets that are not in the log. Consumes nothing, and masks secrets.
 
     \b
       kconsume check shop:app
@@ -211,7 +210,7 @@ def _trouble(store: OffsetStore) -> str | None:
 
 
 def _ask_client(settings: Mapping[str, ClientValue]) -> ClientFacts:
-    """What the client says about its configuration, with secrets covered."""
+    """The client's errors and warnings about its configuration, with secrets masked."""
     verdict = check_settings(settings)
     refused = None if verdict.refused is None else _without_secrets(verdict.refused, settings)
     return ClientFacts(refused, tuple(_without_secrets(warning, settings) for warning in verdict.warnings))
@@ -228,7 +227,7 @@ def _without_secrets(text: str, settings: Mapping[str, ClientValue]) -> str:
 def _properties(
     settings: Mapping[str, ClientValue], overrides: Mapping[str, ClientValue], *, embedded: bool
 ) -> list[Property]:
-    """Every property of the client: first the user's, then kconsume's."""
+    """Every property of the client: first those that the user has set, then the others."""
     defaults = {default.name: default for default in DEFAULTS}
     properties = []
     for name, value in sorted(masked(settings).items(), key=lambda item: item[0] not in overrides):
@@ -278,7 +277,7 @@ def _why(name: str, default: Default | None, set_by: str, *, embedded: bool) -> 
 
 
 def _address(brokers: str) -> str | None:
-    """The brokers' address; None for an embedded broker that does not run, because a question would start it."""
+    """The address of the brokers. None for an embedded broker that is not running: to connect would start it."""
     if not brokers.startswith(EMBEDDED):
         return brokers
     name = brokers.removeprefix(EMBEDDED)
@@ -311,7 +310,7 @@ def _assignors(cluster: Cluster, groups: Iterable[str]) -> dict[str, str]:
         try:
             group = cluster.group(name)
         except KconsumeError:
-            continue  # an embedded broker does not tell, and not every user may ask
+            continue  # an embedded broker cannot describe a group, and a principal may lack the right
         if group is not None and group.members and group.is_classic and group.assignor:
             assignors[name] = group.assignor
     return assignors

@@ -1,7 +1,8 @@
-"""Derives findings from facts about an app: what is wrong with its configuration, or worth knowing.
+"""Derives findings from facts about an app: problems of its configuration, and facts that a user should know.
 
-`cli/check/command.py` gathers the facts and prints the findings. An *error* cannot work, a *warning* works and will
-cause harm, a *note* is something that the user should know once. Each finding has a fix.
+`cli/check/command.py` gathers the facts and prints the findings. An *error*
+means that the app cannot work, a *warning* that it works but will cause harm. A *note* is a fact to know once. Each
+finding has a fix.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ EMBEDDED = "embedded://"
 KUBERNETES_GRACE = 30.0
 """`terminationGracePeriodSeconds` of a pod by default."""
 SHORTEST_SHUTDOWN = 5.0
-"""Below this, little time is left for handlers: the last commit and leaving the group need time, too."""
+"""Seconds. With less, handlers get little time, because the last commit and leaving the group need time too."""
 SHORTEST_SESSION = 6000
 """`group.min.session.timeout.ms` of a broker by default."""
 
@@ -56,11 +57,11 @@ class Handler(msgspec.Struct, frozen=True):
     topics: tuple[str, ...]
     group: str
     store: str
-    """Its address, with no password in it."""
+    """The address of the store, without a password."""
     gets: str = "bytes"
     """The type of the first parameter."""
     transaction: str | None = None
-    """The annotation with which it takes the store's transaction."""
+    """The type of the parameter that gets the store's transaction."""
     transactional_store: bool = False
     guarantee: str = ""
     own_guarantee: bool = False
@@ -71,22 +72,22 @@ class Handler(msgspec.Struct, frozen=True):
     executor: str = "thread"
     concurrency: int | None = None
     workers: int = 8
-    """How many records it handles at once at most; `concurrency` and the store decide."""
+    """The highest number of records handled at once; it depends on `concurrency` and the store."""
     chunk: int | None = None
     batch: str | None = None
-    """How large its batches are, if it takes batches."""
+    """The limits of a batch, if the handler takes batches."""
     rate: str | None = None
     timeout: float | None = None
     resources: tuple[str, ...] = ()
-    """The types of the resources that it takes."""
+    """The types of the handler's resources."""
     sends: bool = False
     sending: str = ""
-    """The guarantee of what it sends."""
+    """The guarantee for records that the handler sends."""
     to: str | None = None
-    """The topic for what it returns."""
+    """The topic to which the handler's return values are sent."""
     partitions: tuple[int, ...] | None = None
     pattern: str | None = None
-    """The pattern of its topics, if they are not named."""
+    """The pattern of the handler's topics, if the handler does not name them."""
     store_trouble: str | None = None
     """Why the store cannot be used, and the fix, if that is known without asking a server."""
 
@@ -103,8 +104,8 @@ class ClientFacts(msgspec.Struct, frozen=True):
 
 
 class ClusterFacts(msgspec.Struct, frozen=True):
-    """What the cluster said. `topics` is None if it was not asked or did not answer; a missing topic has None for its
-    number of partitions."""
+    """The answers of the cluster. `topics` is None if the cluster was not asked, or did not answer. Otherwise `topics`
+    has the number of partitions of each topic, None for a missing topic."""
 
     topics: Mapping[str, int | None] | None = None
     unreachable: str | None = None
@@ -113,7 +114,7 @@ class ClusterFacts(msgspec.Struct, frozen=True):
     makes_topics: bool = False
     """True if a producer creates a topic by naming it (the embedded broker)."""
     assignors: Mapping[str, str] = {}
-    """By group that has classic members now: the assignor that they use."""
+    """For each group that has classic members: the assignor that these members use."""
 
 
 class Stored(NamedTuple):
@@ -123,7 +124,7 @@ class Stored(NamedTuple):
     partition: Partition
     position: Position
     topic_id: str | None
-    """The id of the topic now; None if the cluster does not tell."""
+    """The current id of the topic; None if the cluster does not report it."""
     first: int
     """The first offset in the log."""
     end: int
@@ -131,24 +132,23 @@ class Stored(NamedTuple):
 
 
 def of_app(brokers: str, handlers: Sequence[Handler], *, running: bool = True) -> Iterator[Finding]:
-    """What is missing before the app can run.
+    """Findings about an app without handlers, and about an embedded broker.
 
     Args:
-        running: False if the embedded broker of the address does not run.
+        running: False if the embedded broker is not running.
     """
     if not handlers:
         yield Finding(
             "error", "no-handler", "app",
             "the app has no handler, so there is nothing to run",
-            "decorate a function with @app.consume('topic'), in a module that this one imports",
+            "decorate a function with @app.consume('topic'), in the app's module or one that it imports",
         )  # fmt: skip
     name = brokers.removeprefix(EMBEDDED)
     if brokers == EMBEDDED:
         yield Finding(
             "note", "broker-inside", "brokers",
-            "embedded:// is a broker inside each process that uses it: it starts empty, and no other process can use "
-            "it",
-            "to share one between processes, name it: App('embedded://shop', ...)",
+            "embedded:// is a broker inside the app's own process: it starts empty, and no other process can use it",
+            "to share a broker between processes, name it: App('embedded://shop', ...)",
         )  # fmt: skip
     elif name != brokers and not running:
         yield Finding(
@@ -172,7 +172,7 @@ def of_environment(unknown: Sequence[str]) -> Iterator[Finding]:
 def of_client(facts: ClientFacts) -> Iterator[Finding]:
     """Properties that the client refuses or ignores."""
     refused = facts.refused
-    # `of_budgets` finds this one, too, and explains it better.
+    # `of_budgets` also reports a session timeout above the poll interval, with a better text.
     if refused is not None and not ("max.poll.interval.ms" in refused and "session.timeout.ms" in refused):
         yield Finding(
             "error", "client-refuses", "kafka={...}",
@@ -196,7 +196,7 @@ def of_budgets(settings: Mapping[str, ClientValue], budgets: Budgets, *, embedde
 
 
 def of_handlers(handlers: Sequence[Handler], *, embedded: bool = False) -> Iterator[Finding]:
-    """The effect of a handler's options and store on its guarantee."""
+    """Findings about the options and the store of each handler."""
     for handler in handlers:
         yield from _of_executor(handler)
         yield from _of_store(handler, embedded)
@@ -226,18 +226,18 @@ def of_groups(settings: Mapping[str, ClientValue], facts: ClusterFacts) -> Itera
         if theirs not in ours:
             yield Finding(
                 "error", "assignor-not-shared", f"group {group}",
-                f"its members use the assignor {theirs!r} and this app {settings[STRATEGY]!r}, so the group would "
-                f"refuse it",
-                f"stop those members before this app starts, or give it a new group; or set kafka={{{STRATEGY!r}: "
-                f"{theirs!r}}} until the last of them has gone",
+                f"the members of the group use the assignor {theirs!r}, and this app uses {settings[STRATEGY]!r}, so "
+                f"the group would refuse this app",
+                f"stop those members before this app starts, or give this app a new group; or set "
+                f"kafka={{{STRATEGY!r}: {theirs!r}}} until all of those members have stopped",
             )  # fmt: skip
 
 
 def of_offsets(stored: Iterable[Stored], unread: Mapping[str, str]) -> Iterator[Finding]:
-    """Stored offsets from which a run could not continue: it would hold the partition.
+    """Stored offsets from which a run could not continue. A run would hold their partitions.
 
     Args:
-        unread: by store, why its offsets could not be read.
+        unread: for each store whose offsets could not be read, the reason.
     """
     for group, partition, position, topic_id, first, end in stored:
         offset = position.next_offset
@@ -255,7 +255,7 @@ def of_offsets(stored: Iterable[Stored], unread: Mapping[str, str]) -> Iterator[
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:
-    """Errors first, then warnings, then notes; otherwise in the order in which they were found, each once."""
+    """Errors first, then warnings, then notes. Findings of one level keep their order; duplicates are dropped."""
     return sorted(dict.fromkeys(findings), key=lambda finding: LEVELS.index(finding.level))
 
 
@@ -294,14 +294,14 @@ def _of_protocol(settings: Mapping[str, ClientValue], shutdown: float) -> Iterat
             "note", "eager-group", STRATEGY,
             f"with {STRATEGY}={settings[STRATEGY]!r} every rebalance stops all partitions of all members, until the "
             f"slowest of them has drained",
-            "leave it out for cooperative-sticky once all members of the group have been stopped",
+            "stop all members of the group, then leave this property out, so that the group uses cooperative-sticky",
         )  # fmt: skip
     session = _number(settings, "session.timeout.ms")
     if "group.instance.id" in settings and session is not None and session / 1000 <= shutdown:
         yield Finding(
             "warning", "session-under-restart", "session.timeout.ms",
-            f"a static member keeps its partitions for session.timeout.ms ({session:g}), and a restart may take longer "
-            f"(stopping alone has shutdown={shutdown:g} s): then the group rebalances all the same",
+            f"a static member keeps its partitions for session.timeout.ms ({session:g}), but a restart may take "
+            f"longer, because stopping may take shutdown={shutdown:g} s: then the group rebalances",
             f"set session.timeout.ms to {(shutdown + 20) * 1000:.0f} or more",
         )  # fmt: skip
 
@@ -325,7 +325,7 @@ def _of_stopping(shutdown: float) -> Iterator[Finding]:
             "warning", "shutdown-too-short", "shutdown",
             f"shutdown={shutdown:g} s leaves handlers {shutdown * DRAIN_SHARE:.1f} s to finish, because the last "
             f"commit and leaving the group need the rest;"
-            f" a handler that is slower is abandoned, and its record repeated",
+            f" a slower handler is abandoned, and its record is handled again",
             "raise App(shutdown=...); 25 s, the default, fits into Kubernetes' grace period",
         )  # fmt: skip
     if shutdown >= KUBERNETES_GRACE:
@@ -345,7 +345,7 @@ def _of_memory(settings: Mapping[str, ClientValue], memory: int) -> Iterator[Fin
     if queued is not None and queued * 1024 > memory:
         yield Finding(
             "warning", "queue-over-memory", "queued.max.messages.kbytes",
-            f"the client may hold {_mebibytes(queued * 1024)} of records before they are handed out "
+            f"the client may prefetch {_mebibytes(queued * 1024)} of records "
             f"(queued.max.messages.kbytes={queued:g}), more than memory={_mebibytes(memory)} allows in flight",
             f"set queued.max.messages.kbytes to {memory // 1024} or less, or raise App(memory=...)",
         )  # fmt: skip
@@ -359,8 +359,8 @@ def _of_executor(handler: Handler) -> Iterator[Finding]:
         return
     yield Finding(
         "warning", "inline-executor", handler.name,
-        f"{handler.name} runs on the polling thread (executor='inline'): if it ever takes longer than "
-        f"max.poll.interval.ms, the group takes its partitions away, and rebalances wait for it",
+        f"{handler.name} runs on the polling thread (executor='inline'): if a call takes longer than "
+        f"max.poll.interval.ms, the group evicts this consumer, and each rebalance waits for a running call",
         "leave executor= out, unless the handler never waits for anything",
     )  # fmt: skip
     if handler.concurrency is not None and handler.concurrency > 1:
@@ -387,21 +387,21 @@ def _of_store(handler: Handler, embedded: bool) -> Iterator[Finding]:
     if handler.scheme == "memory" and not embedded:
         yield Finding(
             "warning", "memory-store", handler.group,
-            f"the offsets of group {handler.group!r} are forgotten when the process ends (memory://); it then starts "
-            f"again where start= says",
+            f"the offsets of group {handler.group!r} are lost when the process ends (memory://): the next run begins "
+            f"where start= says",
             "outside of tests, use offsets='kafka://', or 'sqlite:///file.db' for exactly once",
         )  # fmt: skip
     if handler.scheme == "kafka" and not embedded:
         yield Finding(
             "note", "kafka-offsets-expire", handler.group,
-            f"Kafka forgets the offsets of group {handler.group!r} when it has had no members for "
-            f"offsets.retention.minutes (7 days by default); it then starts again where start= says",
-            "raise offsets.retention.minutes if it may be stopped for longer, or keep the offsets in a database",
+            f"Kafka deletes the offsets of group {handler.group!r} when the group has had no members for "
+            f"offsets.retention.minutes (7 days by default): the next run then begins where start= says",
+            "if the app may be stopped for longer, raise offsets.retention.minutes, or keep the offsets in a database",
         )  # fmt: skip
     if handler.scheme == "sqlite" and not handler.store.startswith("sqlite:////"):
         yield Finding(
             "note", "relative-file", handler.store,
-            f"{handler.store} is relative: started in another folder, the app would use a new file",
+            f"{handler.store} is a relative path: if the app starts in another folder, it uses another file",
             "in production, write the whole path: sqlite:////var/lib/shop/offsets.db",
         )  # fmt: skip
 
@@ -413,8 +413,8 @@ def _missing_topic(topic: str, facts: ClusterFacts) -> Finding:
     if facts.makes_topics:
         return Finding(
             "note", "topic-not-yet", topic,
-            f"topic {topic!r} is not on the embedded broker yet; the first producer that names it makes it",
-            f"to choose its partitions yourself: kconsume broker NAME --topic {topic}:4",
+            f"topic {topic!r} is not on the embedded broker yet; the first producer that names the topic creates it",
+            f"to choose the number of partitions: kconsume broker NAME --topic {topic}:4",
         )  # fmt: skip
     return Finding("error", "topic-missing", topic, *_cause_and_fix(facts.missing[topic]))
 
@@ -427,7 +427,7 @@ def _of_partitions(handler: Handler, topics: Mapping[str, int | None]) -> Iterat
         yield Finding(
             "error", "partition-missing", handler.name,
             f"{handler.name} wants partition {handler.partitions[-1]} of {handler.topics[0]!r}, which has "
-            f"{counts[0]}, numbered from 0",
+            f"{counts[0]} partitions, numbered from 0",
             "correct partitions=, or add partitions to the topic",
         )  # fmt: skip
     if handler.concurrency is not None and handler.concurrency > sum(counts):
@@ -440,7 +440,7 @@ def _of_partitions(handler: Handler, topics: Mapping[str, int | None]) -> Iterat
 
 
 def _number(settings: Mapping[str, ClientValue], name: str) -> float | None:
-    """None if the value is missing or not a number; then the client itself complains."""
+    """The value as a number. None if it is missing, or not a number, which the client refuses itself."""
     try:
         return float(settings[name])
     except (KeyError, TypeError, ValueError):
@@ -448,7 +448,7 @@ def _number(settings: Mapping[str, ClientValue], name: str) -> float | None:
 
 
 def _cause_and_fix(error: str) -> tuple[str, str]:
-    """The two halves of an error of kconsume, which is written `cause: fix`."""
+    """Split the text of a kconsume error, which has the form `cause: fix`."""
     cause, _, fix = error.rpartition(": ")
     return cause, fix
 

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from kconsume._config.client_settings import masked_address
 from kconsume._handlers.registration import Registration
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume.app import App
 from kconsume.backends import KafkaStore, OffsetStore, SqliteStore
 from kconsume.backends.sqlite.schema import is_up_to_date
@@ -24,15 +24,15 @@ from kconsume.records import Partition
 
 
 class Rows(NamedTuple):
-    """The offsets of all stores."""
+    """The stored offsets of all stores."""
 
     found: Sequence[Stored] = ()
     unread: Mapping[str, str] = {}
-    """By the address of a store, why its offsets could not be read."""
+    """For each store whose offsets could not be read, by its address: the reason."""
 
 
 def ask(app: App, cluster: Cluster) -> Rows:
-    """Every stored offset of the topics that exist."""
+    """Read every stored offset of the app's topics, if the topic exists."""
     found: list[Stored] = []
     unread: dict[str, str] = {}
     for registration in app.registrations:
@@ -56,7 +56,7 @@ def _of(registration: Registration, store: OffsetStore, cluster: Cluster) -> Ite
     rows = store.load(registration.group, every)
     if not rows:
         return
-    # Asked after the rows: a running member moves its offsets while its log grows.
+    # Read after the rows, because a running member moves its offsets: an earlier end of a log could be below them.
     ids = cluster.topic_ids({partition.topic for partition in rows})
     first, end = cluster.edges(rows, "earliest"), cluster.edges(rows, "latest")
     for partition, position in sorted(rows.items()):
@@ -79,7 +79,7 @@ def _sqlite_has_tables(store: SqliteStore) -> bool:
         with closing(sqlite3.connect(f"file:{quote(str(store.path))}?mode=rw", timeout=1.0, uri=True)) as connection:
             return is_up_to_date(connection)
     except sqlite3.Error:
-        return False  # the finding `store-unusable` reports it
+        return False  # the finding `store-unusable` reports the error
 
 
 def _postgres_has_tables(store: OffsetStore) -> bool:

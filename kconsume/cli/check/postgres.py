@@ -1,6 +1,6 @@
-"""Findings about a PostgreSQL: what it lets kconsume do, and what follows from that.
+"""Findings about a PostgreSQL server: rights, tables and settings, and what they mean for an app.
 
-Asks over one connection of its own, and rolls back what it tries: nothing is made or changed. Only one number of the
+Uses one connection of its own, and rolls back its trial, so nothing is created or changed. Only one number of the
 outbox is used up, because PostgreSQL does not roll sequences back.
 """
 
@@ -31,7 +31,7 @@ _FIRST_TABLES = frozenset({"kconsume_offsets", "kconsume_schema"})
 
 
 class PostgresFacts(msgspec.Struct, frozen=True):
-    """The answers of the server."""
+    """Facts about the server, the role, and the tables."""
 
     role: str
     server: int
@@ -40,11 +40,11 @@ class PostgresFacts(msgspec.Struct, frozen=True):
     """The version of the tables; 0 if there are none."""
     wanted: int
     lacks_additions: bool = False
-    """True if the tables lack columns that this kconsume adds to their version."""
+    """True if the tables are not up to date. They may lack columns that were added without a new version."""
     standby: bool = False
     read_only: bool = False
     may_create: bool = True
-    """True if the role may make or change the tables."""
+    """True if the role may create or change the tables."""
     missing: tuple[str, ...] = ()
     """Rights that the role lacks, each as `grant` writes it."""
     failed: str | None = None
@@ -52,17 +52,17 @@ class PostgresFacts(msgspec.Struct, frozen=True):
     may_end: bool = True
     """True if the role may end backends of its own role."""
     may_end_all: bool = False
-    """True if it may end backends of other roles, too."""
+    """True if the role may also end backends of other roles."""
     idle_limit: str = "0"
     """`idle_in_transaction_session_timeout` of this role, 0 for none."""
     pooled: bool = False
     synchronous_commit: str = "on"
     connections: int = 100
-    """The highest number of connections of the role."""
+    """The highest number of connections that the server allows the role."""
 
 
 def of_stores(stores: Iterable[OffsetStore], *, offline: bool = False) -> Iterator[Finding]:
-    """Findings about the stores in a PostgreSQL; asks each once, unless `offline`."""
+    """Findings about the PostgreSQL stores. Asks each store once, or none if `offline`."""
     asked: set[int] = set()
     for store in stores:
         if id(store) in asked or offline or not is_postgres(store):
@@ -101,7 +101,7 @@ def _unusable(address: str, error: KconsumeError) -> Finding:
 
 
 def ask(connection: Connection[tuple[Any, ...]], sql: Statements, address: Address) -> PostgresFacts:
-    """The facts that a run depends on. Stops asking when one of them makes the rest pointless."""
+    """Ask for the facts that a run depends on. Asks no more if the server is too old or the role lacks a right."""
     from kconsume.backends.postgres.statements import MAY_END_ALL, MAY_END_OTHERS
     from kconsume.backends.postgres.tables import OLDEST, VERSION
 
@@ -178,7 +178,7 @@ def _missing(
     usage, schema = "select has_schema_privilege(%(schema)s, 'usage')", address.schema
     if schema is not None and not _one(connection, usage, {"schema": schema})[0]:
         yield f"usage on schema {sql.prefix.rstrip('.')}"
-        return  # without it, the server does not answer for the others
+        return  # without `usage`, `has_table_privilege` raises an error
     for table, rights in RIGHTS:
         if table not in there:
             continue
@@ -197,9 +197,10 @@ def _missing(
 def _tried(
     connection: Connection[tuple[Any, ...]], sql: Statements, address: Address, facts: PostgresFacts
 ) -> PostgresFacts:
-    """Make, write, read and delete rows in a transaction that is rolled back. Returns the facts with the result.
+    """Migrate the tables, and write, read and delete rows, in a transaction that is rolled back. Returns the facts with
+    the result.
 
-    Only this shows whether the role may change tables of an older version: it must own the tables that change.
+    The trial shows whether the role may change tables of an older version: only the owner of a table may.
     """
     import psycopg
 
@@ -238,8 +239,8 @@ def _tried(
 
 
 def _works(connection: Connection[tuple[Any, ...]], sql: Statements) -> str | None:
-    """Do what a run does with each of its tables. Returns what was not found again, because a row-level policy hides
-    rows without an error; None if everything works."""
+    """Run the statements of a run on each table. Returns None if they work, or else names a row that could not be read
+    back: a row-level security policy hides rows without an error."""
     from kconsume.backends.outbox.tables import ALL_TARGETS, postgres_rows
     from kconsume.backends.postgres.rows import target_arrays
 
@@ -258,7 +259,7 @@ def _works(connection: Connection[tuple[Any, ...]], sql: Statements) -> str | No
         return _hidden("kconsume_outbox")
     connection.execute(sql.lease, {"owner": _TRIAL})
     connection.execute(sql.record_origins, {"group": _TRIAL, "origins": [_TRIAL]})
-    # Not `Statements.forget_origins`, which would keep rows of others locked until the end.
+    # Not `Statements.forget_origins`, which would lock rows of other groups until the rollback.
     forget = f"delete from {sql.prefix}kconsume_seen where group_id = '{_TRIAL}' and origin = '{_TRIAL}'"
     if connection.execute(forget).rowcount != 1:
         return _hidden("kconsume_seen")
@@ -286,7 +287,7 @@ def _one(
 
 
 def of_server(address: str, facts: PostgresFacts, pool: int) -> Iterator[Finding]:
-    """What these facts mean for an app.
+    """Findings from these facts.
 
     Args:
         pool: the size of the app's connection pool.
@@ -309,9 +310,9 @@ def of_server(address: str, facts: PostgresFacts, pool: int) -> Iterator[Finding
     if facts.pooled:
         yield Finding(
             "note", "postgres-pooler", address,
-            f"a pooler is in front of {address}, which works also in transaction mode: nothing is prepared, and "
-            f"no setting or lock outlives its transaction",
-            f"let it open at least {pool + OWN_CONNECTIONS} server connections for each process of this app",
+            f"a connection pooler is in front of {address}. This works, also in transaction mode: kconsume prepares no "
+            f"statements, and no setting or lock outlives its transaction",
+            f"let the pooler open at least {pool + OWN_CONNECTIONS} server connections for each process of this app",
         )  # fmt: skip
     yield from _of_durability(address, facts)
     yield from _of_connections(address, facts, pool)
@@ -321,14 +322,14 @@ def _of_writing(address: str, facts: PostgresFacts) -> Iterator[Finding]:
     if facts.standby:
         yield Finding(
             "error", "postgres-standby", address,
-            f"{address} is a standby, which cannot be written",
+            f"{address} is a standby, which refuses writes",
             "name the primary in offsets=, or all hosts with ?target_session_attrs=read-write",
         )  # fmt: skip
     elif facts.read_only:
         yield Finding(
             "note", "postgres-read-only", address,
-            f"{address} has default_transaction_read_only on for {facts.role}; the transactions of kconsume ask for "
-            f"read write, and get it",
+            f"{address} has default_transaction_read_only on for {facts.role}; kconsume begins each "
+            f"transaction as read write, so it writes there nevertheless",
             "if nothing must be written there, name another database in offsets=, or revoke the rights",
         )  # fmt: skip
 
@@ -351,8 +352,7 @@ def _of_tables(address: str, facts: PostgresFacts) -> Iterator[Finding]:
     if facts.failed is not None:
         yield Finding(
             "error", "postgres-trial", address,
-            f"{address} refused what a run does with its tables, tried in a transaction that was rolled back: "
-            f"{facts.failed}",
+            f"{address} refused the statements of a run, in a trial transaction that was rolled back: {facts.failed}",
             "look for a trigger, a policy or a lock on kconsume's tables",
         )  # fmt: skip
 
@@ -364,12 +364,12 @@ def _is_outdated(facts: PostgresFacts) -> bool:
 def _outdated(address: str, facts: PostgresFacts) -> Finding:
     has = f"has tables of version {facts.version}" if facts.version else "has no tables of kconsume yet"
     if facts.version == facts.wanted:
-        has += " without the columns that this kconsume adds to it"
+        has += " without some columns that this kconsume adds"
     if facts.may_create:
         return Finding(
             "note", "postgres-schema", address,
-            f"{address} {has}; the first run makes version {facts.wanted} of them, and {facts.role} has the right to",
-            "nothing to do; kconsume schema show prints what will be run",
+            f"{address} {has}; the first run brings them to version {facts.wanted}, and {facts.role} has the right to",
+            "nothing to do; kconsume schema show prints the SQL that the first run executes",
         )  # fmt: skip
     return Finding(
         "error", "postgres-schema", address,
@@ -385,25 +385,24 @@ def _of_frozen_consumers(address: str, facts: PostgresFacts) -> Finding:
     if facts.may_end and facts.may_end_all:
         return Finding(
             "note", "postgres-frozen", address,
-            f"a consumer that is frozen inside its transaction is ended at once by its successor on the partition: "
-            f"{facts.role} may call pg_terminate_backend for backends of other roles too",
+            f"if a consumer freezes inside its transaction, the next owner of the partition ends its connection at "
+            f"once: {facts.role} may call pg_terminate_backend, also for backends of other roles",
             "nothing to do",
         )  # fmt: skip
     if facts.may_end:
         return Finding(
             "note", "postgres-frozen", address,
-            f"a consumer that is frozen inside its transaction is ended at once by its successor on the partition: "
-            f"{facts.role} may call pg_terminate_backend for backends of its own role; a backend of another role is "
-            f"bounded "
-            f"by idle_in_transaction_session_timeout {IDLE_LIMIT}",
-            f"nothing to do, as long as all processes of a group connect with the same role; else grant "
-            f"pg_signal_backend to {facts.role};",
+            f"if a consumer freezes inside its transaction, the next owner of the partition ends its connection at "
+            f"once: {facts.role} may call pg_terminate_backend for backends of its own role. A backend of another role "
+            f"is ended by idle_in_transaction_session_timeout {IDLE_LIMIT}",
+            f"nothing to do if all processes of a group connect with the same role; otherwise grant pg_signal_backend "
+            f"to {facts.role};",
         )  # fmt: skip
     return Finding(
         "warning", "postgres-frozen", address,
-        f"a consumer that is frozen inside its transaction cannot be ended, because {facts.role} may not call "
-        f"pg_terminate_backend: it is bounded by idle_in_transaction_session_timeout {SHORT_IDLE_LIMIT}, which then "
-        f"limits a handler between two statements",
+        f"if a consumer freezes inside its transaction, the next owner of the partition cannot end its connection, "
+        f"because {facts.role} may not call pg_terminate_backend. The server ends it after "
+        f"idle_in_transaction_session_timeout {SHORT_IDLE_LIMIT}; no handler may wait longer between two statements",
         f"grant execute on function pg_terminate_backend(integer, bigint) to {facts.role};",
     )  # fmt: skip
 
@@ -425,7 +424,7 @@ def _of_durability(address: str, facts: PostgresFacts) -> Iterator[Finding]:
             f"{address} has synchronous_commit off: a crash of the server loses the last transactions, offsets and "
             f"effects together; their records are handled again, so each effect exists once, but what a "
             f"handler did elsewhere is repeated",
-            "set it to on for this role if others act on committed data",
+            "if other programs act on committed data, set synchronous_commit to on for this role",
         )  # fmt: skip
 
 
@@ -437,13 +436,13 @@ def _of_connections(address: str, facts: PostgresFacts, pool: int) -> Iterator[F
         yield Finding(
             "error", "postgres-connections", address,
             f"a process opens up to {needed} connections (pool={pool} and {own} for claims), and {address} allows "
-            f"{facts.role} {facts.connections}",
-            f"write ?pool={max(1, facts.connections - own)} or less, or raise the limit",
+            f"{facts.role} only {facts.connections}",
+            f"write ?pool={max(1, facts.connections - own)} or less in offsets=, or raise the limit",
         )  # fmt: skip
     elif needed * 2 > facts.connections:
         yield Finding(
             "warning", "postgres-connections", address,
             f"a process opens up to {needed} connections (pool={pool} and {own} for claims), and {address} allows "
-            f"{facts.role} {facts.connections}: a second process does not fit beside it, as in a rolling update",
-            f"write ?pool={max(1, facts.connections // 2 - own)} or less, raise the limit, or put a pooler in between",
+            f"{facts.role} only {facts.connections}: two processes at once, as in a rolling update, do not fit",
+            f"write ?pool={max(1, facts.connections // 2 - own)} or less in offsets=, raise the limit, or use a pooler",
         )  # fmt: skip

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def of_stores(stores: Iterable[OffsetStore], *, offline: bool = False) -> Iterator[Finding]:
-    """Findings about the stores in a Redis; asks each once, unless `offline`."""
+    """Findings about the Redis stores. Asks each store once, or none if `offline`."""
     asked = set()
     for store in stores:
         if store.address in asked or offline or not is_redis(store):
@@ -49,32 +49,32 @@ def _of_store(store: RedisStore | OffsetStore) -> Iterator[Finding]:
 
 
 def of_server(address: str, facts: RedisServerFacts) -> Iterator[Finding]:
-    """What a server with these settings loses, and when."""
+    """Findings about what a server with these settings can lose, and when."""
     if facts.role is not None and facts.role != "master":
         yield Finding(
             "error", "redis-replica", address,
-            f"{address} is a replica, which cannot be written",
+            f"{address} is a replica, which refuses writes",
             "name the primary in offsets=",
         )  # fmt: skip
     yield from _of_persistence(address, facts)
     if facts.replicas:
         yield Finding(
             "note", "redis-failover", address,
-            f"{address} copies to its {facts.replicas} replicas after it has answered: a failover may lose the last "
+            f"{address} answers a write before its {facts.replicas} replicas have it: a failover may lose the last "
             f"writes, offsets and effects together, and their records are handled again",
             "nothing to do if effects are in this Redis only; what a handler does elsewhere may be repeated",
         )  # fmt: skip
     if facts.policy is None:
         yield Finding(
             "warning", "redis-eviction-unknown", address,
-            f"{address} does not show its maxmemory-policy, and one that evicts any key would evict offsets",
-            "make sure that it is noeviction",
+            f"{address} does not show its maxmemory-policy; an allkeys policy would evict offsets",
+            "make sure that maxmemory-policy is noeviction",
         )  # fmt: skip
     elif facts.policy.startswith("allkeys"):
         yield Finding(
             "note", "redis-eviction", address,
-            f"{address} has maxmemory-policy {facts.policy}: with a maxmemory it would evict offsets, so kconsume "
-            f"would refuse it",
+            f"{address} has maxmemory-policy {facts.policy}: once maxmemory is set, Redis would evict offsets, so "
+            f"kconsume would refuse this server",
             "set maxmemory-policy noeviction before you set maxmemory",
         )  # fmt: skip
 
@@ -83,16 +83,15 @@ def _of_persistence(address: str, facts: RedisServerFacts) -> Iterator[Finding]:
     if facts.appendonly is False:
         yield Finding(
             "warning", "redis-not-persistent", address,
-            f"{address} has appendonly off: a restart loses everything since its last snapshot, or all data, offsets "
-            f"and "
-            f"effects together; the records are handled again, if Kafka still has them",
+            f"{address} has appendonly off: a restart loses everything since the last snapshot, or all data if there "
+            f"is no snapshot, offsets and effects together; the records are handled again, if Kafka still has them",
             "set appendonly yes",
         )  # fmt: skip
     elif facts.appendfsync == "no":
         yield Finding(
             "warning", "redis-fsync", address,
-            f"{address} has appendfsync no: a power cut loses what the operating system has not written yet, often 30 "
-            f"s",
+            f"{address} has appendfsync no: a power cut loses what the operating system has not written yet, often "
+            f"30 s",
             "set appendfsync everysec, or always",
         )  # fmt: skip
     elif facts.appendonly and facts.appendfsync != "always":

@@ -43,21 +43,21 @@ def _facts(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def _handler(handler: Handler) -> Table:
-    chunk = "chunks sized by its speed" if handler.chunk is None else f"chunks of at most {handler.chunk} records"
+    chunk = "chunks of adaptive size" if handler.chunk is None else f"chunks of at most {handler.chunk} records"
     pieces = chunk if handler.batch is None else f"batches of {handler.batch}"
     partitions = "" if handler.partitions is None else f", partitions {', '.join(map(str, handler.partitions))} only"
     return _facts(
         [
             ("topics", _topics_of(handler) + partitions),
             ("gets", handler.gets + (f", and the transaction ({handler.transaction})" if handler.transaction else "")),
-            *([("with", ", ".join(handler.resources))] if handler.resources else []),
+            *([("resources", ", ".join(handler.resources))] if handler.resources else []),
             ("offsets", f"{handler.store}, group {handler.group}"),
             ("guarantee", handler.guarantee),
             *([("sends", _sends(handler))] if handler.sends else []),
             ("on error", handler.on_error),
             ("starts at", f"{handler.start}, if no offset is stored"),
             ("runs on", f"{_workers(handler)}, in {handler.order} order, in {pieces}"),
-            *([("at most", handler.rate)] if handler.rate else []),
+            *([("rate", handler.rate)] if handler.rate else []),
             *([("timeout", _timeout(handler))] if handler.timeout else []),
         ]
     )
@@ -65,11 +65,11 @@ def _handler(handler: Handler) -> Table:
 
 def _timeout(handler: Handler) -> str:
     what = "is cancelled" if handler.executor == "async" else "is abandoned; its thread runs until the call returns"
-    return f"a call that takes longer than {handler.timeout:g} s has failed and {what}"
+    return f"a call that takes longer than {handler.timeout:g} s fails and {what}"
 
 
 def _sends(handler: Handler) -> str:
-    where = "what it returns to " + handler.to if handler.to else "through a Sender"
+    where = "its return values to " + handler.to if handler.to else "through a Sender"
     return f"{where}, {handler.sending}"
 
 
@@ -88,7 +88,7 @@ def _topics(topics: dict[str, int | None] | None) -> RenderableType:
     return _facts((name, "missing" if count is None else f"{count} partitions") for name, count in topics.items())
 
 
-_REVOKE = "{:g} s for giving up a partition that moves ({} group), half of it for the running handler"
+_REVOKE = "{:g} s to drain a revoked partition ({} group), half of this time for running handlers"
 
 
 def _topics_of(handler: Handler) -> str:
@@ -110,9 +110,9 @@ def _properties(properties: Sequence[Property]) -> Group:
     promised = [p for p in properties if p.set_by == "promise"]
     others = [p for p in properties if p not in yours and p not in ours and p not in promised]
     return Group(
-        *_titled("yours", [(p, _instead(p)) for p in yours]),
-        *_titled("kconsume's, if librdkafka's default is different", [(p, _reason(p)) for p in ours]),
-        *_titled("fixed, because a promise needs it", [(p, p.why or "") for p in promised]),
+        *_titled("set by you", [(p, _instead(p)) for p in yours]),
+        *_titled("defaults of kconsume that differ from those of librdkafka", [(p, _reason(p)) for p in ours]),
+        *_titled("fixed, because a promise of kconsume depends on them", [(p, p.why or "") for p in promised]),
         *_titled("others", [(p, "") for p in others]),
     )
 

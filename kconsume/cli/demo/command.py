@@ -1,4 +1,4 @@
-"""`kconsume demo`: runs two consumers, kills one of them in mid-stream, and counts the rows at the end.
+"""`kconsume demo`: runs two consumers, kills one of them while orders arrive, and counts the rows at the end.
 
 This module holds the steps, from the first process to the count. `stage` has the processes and the file, `screen`
 prints, and `app` is the consumer.
@@ -46,11 +46,11 @@ _START = 60.0
 @click.option("--json", "as_json", is_flag=True, help="Print only the counts, as one JSON document.")
 @click.pass_context
 def demo(context: click.Context, file: Path, as_json: bool) -> None:
-    """See it work, in twenty seconds and with nothing to install.
+    """Watch a takeover, in twenty seconds and with nothing to install.
 
     Starts a Kafka in memory, a producer of orders and two consumers, each a process of its own. A decorated function
-    writes a row for each order, in one transaction with the offset, into one SQLite file. In mid-stream one consumer is
-    killed with kill -9, and the other takes over its partitions. Then the rows are counted.
+    writes a row for each order, in one transaction with the offset, into one SQLite file. While orders arrive, one
+    consumer is killed with kill -9, and the other takes over its partitions. Then the rows are counted.
 
     \b
       kconsume demo
@@ -63,7 +63,7 @@ def demo(context: click.Context, file: Path, as_json: bool) -> None:
         with _interruptible(), _opened(file) as (stage, database), screen(console) as shown:
             result = DemoRun(stage, database, shown, str(file)).run()
     except _Interrupted as interrupted:
-        click.echo(f"Interrupted; no process is left. What was written so far is in {file}.", err=True)
+        click.echo(f"Interrupted; all processes have ended. The rows that were written so far are in {file}.", err=True)
         context.exit(128 + interrupted.number)
     if as_json:
         click.echo(msgspec.json.encode(result))
@@ -109,7 +109,7 @@ class DemoRun:
 
     def _stream(self) -> None:
         """Produce at a steady pace; in the middle, kill one consumer."""
-        self._step("orders stream in; each becomes a row, in one transaction with its offset")
+        self._step("orders arrive; each becomes a row, in one transaction with its offset")
         began = time.monotonic()
         while self._stage.sent < ORDERS:
             self._stage.send(min(ORDERS, int((time.monotonic() - began) / SECONDS * ORDERS)))
@@ -133,7 +133,7 @@ class DemoRun:
             self._step(f"{survivor.name} has taken over {self._lost_text}, at the offsets where the rows end")
 
     def _catch_up(self) -> None:
-        """Wait for every offset, as long as there is progress. Records that are missing then count as lost."""
+        """Wait until all orders are handled, as long as there is progress. Orders without a row then count as lost."""
         produced, known = self._stage.produced(), -1
         deadline = Deadline(_PATIENCE)
         while (passed := self._database.passed()) < produced and not deadline.passed:
@@ -144,7 +144,7 @@ class DemoRun:
             time.sleep(_TICK)
 
     def _leave(self) -> list[str]:
-        """Stop the survivor as a deployment would. Returns the complaints."""
+        """Stop the survivor with SIGTERM, as a deployment does. Returns what went wrong."""
         survivor = self._stage.consumers[0]
         self._step(f"all orders are handled; {survivor.name} is asked to stop (SIGTERM), drains and leaves")
         code = survivor.stop()
@@ -176,7 +176,7 @@ class DemoRun:
 
     @property
     def _lost_text(self) -> str:
-        return f"its partitions {', '.join(map(str, sorted(self._lost_partitions)))}"
+        return f"partitions {', '.join(map(str, sorted(self._lost_partitions)))}"
 
     def _is_shared(self) -> bool:
         owners = list(self._database.owners().values())
@@ -216,11 +216,11 @@ class DemoRun:
 
 
 def complaints_of(result: Result, victim: str) -> Iterator[str]:
-    """The counts that do not agree."""
+    """A sentence for each count that is wrong."""
     if result.lost:
         yield f"{result.lost:,} orders were produced and have no row"
     if result.duplicated:
-        yield f"{result.duplicated:,} rows are there twice"
+        yield f"{result.duplicated:,} rows are duplicates"
     if result.rows != result.produced:
         yield f"{result.rows:,} rows for {result.produced:,} orders"
     if result.handled != result.produced:

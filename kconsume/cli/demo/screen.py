@@ -51,7 +51,7 @@ class View(NamedTuple):
 
 
 class Result(msgspec.Struct):
-    """What the demo counted; printed as it is with `--json`."""
+    """The counts of the demo, which `--json` prints."""
 
     produced: int
     """Records in the topic, by its end offsets."""
@@ -136,7 +136,7 @@ def _state(line: ScreenLine) -> str:
 
 
 def show_result(console: Console, result: Result) -> None:
-    """The table, and the commands with which a user can check it."""
+    """Print the counts, and commands with which a user can check them."""
     console.print()
     console.print(Padding(_table(result), (0, 0, 0, 2)))
     console.print()
@@ -163,7 +163,7 @@ def _table(result: Result) -> Table:
         pace = f"over {result.seconds:.1f} s; the producer sets the pace"
         table.add_row("records/s", f"{result.rows / result.seconds:,.0f}", pace)
     if result.take_over is not None:
-        until = "from kill -9 until the first row of one of its partitions"
+        until = "from kill -9 until the first new row of a partition of the killed consumer"
         table.add_row("take-over", f"{result.take_over:.1f} s", until)
     return table
 
@@ -181,7 +181,7 @@ def _check_it_yourself(result: Result) -> Text:
     return Text.assemble(
         "\nRows and offsets are in one file, written in one transaction. Check it yourself:\n",
         (commands, "bold"),
-        f"\nThe consumer, all of it: {app.__file__}",
+        f"\nThe whole code of the consumer: {app.__file__}",
     )
 
 

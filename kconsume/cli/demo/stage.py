@@ -1,6 +1,6 @@
 """The parts of the demo: a broker, a producer, two consumer processes, and the file that they write.
 
-All of them end with the process that started them, also if that process is killed. Prints nothing.
+All processes end with the process that started them, also if that process is killed. This module prints nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 import kconsume
 from kconsume._config import environment
 from kconsume._embedded.named_broker import attach
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._kafka.outgoing import Outgoing, encoded
 from kconsume._kafka.producer import Producer, producer_settings
 from kconsume.cli.demo import app as demo_app
@@ -34,7 +34,7 @@ PARTITIONS = 4
 
 _GROUP = "demo"
 _MARK = 0x6B636F6E
-"""SQLite's application_id of a file that the demo made, and may replace."""
+"""The `application_id` of SQLite files that the demo has made, and may replace."""
 _SKUS = ("apple", "pear", "plum", "quince", "cherry", "medlar", "sloe", "fig")
 _STOP_SECONDS = 30.0
 
@@ -95,7 +95,7 @@ class DemoDatabase:
         return self._number("select count(distinct id) from orders")
 
     def passed(self) -> int:
-        """How many records have an offset that is passed."""
+        """How many records are handled, by the stored offsets."""
         if not self._has_offsets():
             return 0
         return self._number("select coalesce(sum(next_offset), 0) from kconsume_offsets where group_id = ?", _GROUP)
@@ -127,7 +127,7 @@ class DemoDatabase:
         return int(self._connection.execute(query, arguments).fetchone()[0])
 
     def _has_offsets(self) -> bool:
-        """False until the first consumer claims, which makes the store's table."""
+        """False until a consumer claims its first partition: this creates the table."""
         return bool(self._number("select count(*) from sqlite_master where name = 'kconsume_offsets'"))
 
 
@@ -135,7 +135,7 @@ class DemoDatabase:
 
 
 class ConsumerProcess:
-    """`kconsume run` in a process of its own, which ends with this one."""
+    """A process with `kconsume run`. It ends when this process ends."""
 
     def __init__(self, name: str, environment: Mapping[str, str], log: Path) -> None:
         self.name = name
@@ -150,7 +150,7 @@ class ConsumerProcess:
                 stdout=subprocess.PIPE,
                 stderr=written,
                 env={**environment, "KCONSUME_DEMO_CONSUMER": name},
-                start_new_session=True,  # Ctrl-C is for the demo, which stops its consumers itself
+                start_new_session=True,  # Ctrl-C must not reach it: the demo stops its consumers itself
             )
         assert self._guard.stdout is not None
         with self._guard.stdout as output:
@@ -161,7 +161,7 @@ class ConsumerProcess:
         return self._guard.poll() is None
 
     def kill(self) -> float:
-        """`kill -9`. Returns the time, in seconds since 1970."""
+        """Send SIGKILL. Returns the time of the kill, in seconds since 1970."""
         self.killed = True
         moment = time.time()
         os.kill(self.pid, signal.SIGKILL)
@@ -247,9 +247,9 @@ def open_stage(file: Path) -> Iterator[Stage]:
 
 
 def _environment(file: Path, broker: str) -> dict[str, str]:
-    """The environment of a consumer, in which it finds the kconsume of this process.
+    """The environment of a consumer, with the kconsume of this process on its path.
 
-    Without the user's KCONSUME_* settings: the demo has its own broker, group and store.
+    The user's KCONSUME_* settings are left out, because the demo has its own broker, group and store.
     """
     here = str(Path(kconsume.__file__).parents[1])
     return {

@@ -1,6 +1,7 @@
-"""Turns a dead letter into the source of a test, which feeds its record to the app's handler.
+"""Writes the source of a test that feeds the record of a dead letter to the app's handler.
 
-The test fails as long as the handler does. Returns text: writes no file and runs nothing.
+The test fails as long as the handler fails on the record. The source is returned as text: this module
+writes no file and runs nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _SCHEMA = """
 _TEST = """\
 # {place} failed in group {group}: {error}
 # Written by: kconsume dlq show {name} {written} --as-test
-# It fails until {handler} handles the record. The test has the record's value, key and headers, not its time,
+# The test fails until {handler} handles the record. It has the record's value, key and headers, not its time,
 # partition and offset.
 
 {imports}from kconsume.testing import feed
@@ -73,7 +74,7 @@ def source_of(app: App, name: str, letter: Letter, written: str) -> str:
     """The source of the test.
 
     Args:
-        name: the app's, as in shop:app.
+        name: the app's name, as in shop:app.
         written: the place of the letter, as the user wrote it.
     """
     handler = handler_of_letter(app, letter)
@@ -116,7 +117,7 @@ def _body(app: App, handler: Registration, letter: Letter) -> str:
 
 
 def _tables(handler: Registration) -> list[str]:
-    """Statements that make the tables of the app's own file, without rows."""
+    """Statements that create the tables of the app's own SQLite file, without rows."""
     letter = handler.policy.dead_letter
     ours = None if letter is None else letter.table
     statements = _schema_of(handler.store.path, ours) if isinstance(handler.store, SqliteStore) else []
@@ -127,7 +128,7 @@ def _tables(handler: Registration) -> list[str]:
 
 
 def _schema_of(path: Path, ours: str | None) -> list[str]:
-    """The statements that make the user's tables in an SQLite file; none if it cannot be read.
+    """The statements that create the user's tables of an SQLite file. Empty if the file cannot be read.
 
     Args:
         ours: the table of dead letters, which is left out.
@@ -147,7 +148,7 @@ def _about_transaction(handler: Registration) -> list[str]:
     wanted = handler.binding.transaction
     lines = [
         f"# {handler.name} takes a transaction: give tx= an open {text_of(wanted)} to a database for tests, with the",
-        f"# tables that it uses. It is never committed. {_ROLLBACK!r} uses the app's own store, and rolls back.",
+        f"# tables that it uses. It is never committed. tx={_ROLLBACK!r} uses the app's own store, and rolls back.",
     ]
     if wanted in (capabilities_of(handler.store).async_connection_types or ()):
         lines.append(

@@ -1,6 +1,6 @@
 """`kconsume dlq`: shows dead letters, by cause and one by one. Changes nothing.
 
-`kconsume dlq purge` and `kconsume dlq redrive`, which do, are in `cli/dlq/purge.py` and `cli/redrive/`.
+The commands that change something are in other modules: `purge` in `cli/dlq/purge.py`, `redrive` in `cli/redrive/`.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ _DEFAULT_FILE = "."
 """The value of `--as-test` without a file."""
 
 
-@click.group(cls=CommandGroup, short_help="Dead letters: by cause, one by one, sent back, deleted.")
+@click.group(cls=CommandGroup, short_help="Dead letters: count, show, send back, delete.")
 def dlq() -> None:
-    """Records that failed for good, and were written to a topic or a table: on_error=DeadLetter(...).
+    """Dead letters: records that failed for good, and were written to a topic or a table (on_error=DeadLetter).
 
     \b
-      kconsume dlq list shop:app                      how many, from where, for what cause?
-      kconsume dlq show shop:app orders.dlq/0@17      one of them, with its trace
+      kconsume dlq list shop:app                      count dead letters by topic and cause
+      kconsume dlq show shop:app orders.dlq/0@17      show one dead letter, with its trace
       kconsume dlq show shop:app orders.dlq/0@17 --as-test
                                                       write a test that passes once the handler is corrected
-      kconsume dlq redrive shop:app                   which would pass today? Nothing is sent
-      kconsume dlq redrive shop:app --yes             send them back to the group that failed on them
-      kconsume dlq purge shop:app --sent-back --yes   delete those that were sent back
+      kconsume dlq redrive shop:app                   which dead letters would pass today? Sends nothing
+      kconsume dlq redrive shop:app --yes             send dead letters back to the group that failed on them
+      kconsume dlq purge shop:app --sent-back --yes   delete dead letters that were sent back
     """
 
 
-@dlq.command("list", short_help="Count dead letters by topic, group and cause.")
+@dlq.command("list", short_help="Count dead letters by topic and cause.")
 @optional_app_argument
 @topic_option
 @table_option
@@ -70,15 +70,15 @@ def dlq() -> None:
     show_default="every cause",
     help="Only this class of error: KeyError, or its full dotted name.",
 )
-@source_options("the table")
+@source_options("the dead-letter table")
 @json_option
 def list_letters(
     app: str | None, topic: str | None, table: str | None, since: datetime | None, cause: str | None,
     brokers: str | None, group: str | None, offsets: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """How many records failed for good, from where, and for what cause? How many of them were sent back?
+    """Count dead letters by the topic of the record and by cause. Also count those that were sent back.
 
-    Looks where the handlers of APP write them, joins no group and changes nothing.
+    Reads the topics and tables to which the handlers of APP write dead letters. Joins no group and changes nothing.
 
     \b
       kconsume dlq list shop:app
@@ -86,10 +86,10 @@ def list_letters(
       kconsume dlq list --brokers localhost:9092 --topic orders.dlq
       kconsume dlq list --offsets postgresql://localhost/shop --table failed_orders
 
-    A dead letter in a topic has the time of its record, not of its failure, unless the topic has LogAppendTime: --since
-    goes by that. In a table it has the time of its (last) failure.
+    --since compares the time of the dead letter. In a table this is the time of the last failure. In a topic it is the
+    time of the record, or the time when the letter was written if the topic has LogAppendTime.
 
-    Exit code 0, also if there are none; 2 if there is no such topic or table.
+    Exit code 0, also if there are no dead letters; 2 if there is no such topic or table.
     """
     asked = PlaceChoice(app, brokers, group, offsets, topic, table)
     looked = [_look(place, since, group, cause) for place in asked.places(asked.load())]
@@ -100,7 +100,7 @@ def list_letters(
         print_list(listing)
 
 
-@dlq.command(short_help="One dead letter: the record, its failure, its trace.")
+@dlq.command(short_help="Show one dead letter: the record, its failure, its trace.")
 @click.argument("words", nargs=-1, metavar="[APP] PLACE")
 @table_option
 @click.option(
@@ -112,13 +112,13 @@ def list_letters(
     show_default="no test; without FILE, a file named after the record",
     help="Write a test that feeds this record to APP's handler.",
 )
-@source_options("the table")
+@source_options("the dead-letter table")
 @json_option
 def show(
     words: tuple[str, ...], table: str | None, file: str | None, brokers: str | None, group: str | None,
     offsets: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """One dead letter: the record, where it came from, why it failed, and whether it was sent back.
+    """Show one dead letter: the record, where it came from, why it failed, and whether it was sent back.
 
     PLACE is where the letter is: TOPIC/PARTITION@OFFSET, or the id of its row in a table.
 
@@ -128,9 +128,10 @@ def show(
       kconsume dlq show --brokers localhost:9092 orders.dlq/0@17
       kconsume dlq show shop:app orders.dlq/0@17 --as-test tests/test_order_1042.py
 
-    The test fails as long as the handler does, and passes once the handler is corrected. It never overwrites a file.
+    The test of --as-test fails as long as the handler fails, and passes once the handler is corrected. A file that
+    exists is never overwritten.
 
-    Exit code 0 if it was shown, 2 if there is no such letter.
+    Exit code 0 if the letter was shown, 2 if there is no such letter.
     """
     if file not in (None, _DEFAULT_FILE) and not str(file).endswith(".py"):
         raise ConfigurationError(f"--as-test {file} does not name a Python file: write FILE.py, or put --as-test last")
@@ -165,7 +166,7 @@ def _look(place: Place, since: datetime | None, group: str | None, cause: str | 
             looked.said = place.missing()
             return looked
         causes = place.letters.summaries(since, group)
-        nothing = nothing or "it is empty: nothing failed for good"
+        nothing = nothing or "the table is empty: no record failed for good"
     else:
         looked = LookedAt(place.name, "topic", None, "record", 0, [])
         try:
@@ -176,7 +177,7 @@ def _look(place: Place, since: datetime | None, group: str | None, cause: str | 
             looked.said = str(error)
             return looked
         if not records:
-            nothing = "it is empty: nothing failed for good, or the topic's retention has deleted it"
+            nothing = "the topic is empty: no record failed for good, or the topic's retention has deleted the letters"
     looked.causes = [_row(each) for each in causes if _is_of(each, cause)]
     looked.total = sum(each.count for each in looked.causes)
     looked.said = None if looked.causes else nothing
@@ -195,7 +196,7 @@ def _row(each: CauseSummary) -> CauseRow:
 
 
 def _app_and_place(words: Sequence[str]) -> tuple[str | None, str]:
-    """The app, which may be missing, and the place."""
+    """Split the arguments into the app, which may be missing, and the place."""
     if not 1 <= len(words) <= 2:
         raise ConfigurationError(
             "no dead letter was named: write kconsume dlq show APP PLACE, as in orders.dlq/0@17, or the id of a row"
@@ -210,7 +211,7 @@ def _app_and_place(words: Sequence[str]) -> tuple[str | None, str]:
 
 
 def _letter(asked: PlaceChoice, app: App | None, place: str) -> tuple[Letter, datetime | None, bool]:
-    """The letter at a place, when it failed if that is known, and whether it was sent back."""
+    """The letter at a place, the time of the failure if it is known, and whether the letter was sent back."""
     if "@" in place:
         if asked.table:
             raise ConfigurationError(f"{place} is a place in a topic: leave --table out, or write the id of a row")
@@ -219,7 +220,7 @@ def _letter(asked: PlaceChoice, app: App | None, place: str) -> tuple[Letter, da
         return letter, None, failing_of(letter) in topics.sent_back([letter.group])
     where = asked.table_place(app)
     if not where.letters.exists():
-        raise ConfigurationError(f"{where.store} has no table {where.name} yet: it is made with the first dead letter")
+        raise ConfigurationError(f"{where.store} has no table {where.name} yet: the first dead letter creates it")
     kept = where.letters.letter(int(place))
     if kept is None:
         raise ConfigurationError(

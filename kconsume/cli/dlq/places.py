@@ -31,7 +31,7 @@ class TopicPlace:
     name: str
     topics: LetterTopics
     named: bool
-    """True if the user named it, not the app."""
+    """True if the user named the topic on the command line."""
 
 
 @dataclass(frozen=True)
@@ -40,18 +40,19 @@ class TablePlace:
 
     name: str
     store: str
-    """Its address, with no password in it."""
+    """The address of the store, without a password."""
     letters: LetterReader
     named: bool
     kept_in: OffsetStore
 
     def missing(self) -> str:
-        """Says that the table does not exist; raises `ConfigurationError` if the user named it."""
+        """Say that the table does not exist. If the user named the table, raise `ConfigurationError`; otherwise return
+        a sentence to print, because the first dead letter will create the table."""
         if self.named:
             raise ConfigurationError(
-                f"{self.store} has no table {self.name}: correct --table; it is made with the first dead letter"
+                f"{self.store} has no table {self.name}: correct --table; the first dead letter creates the table"
             )
-        return "it is not there yet: it is made with the first dead letter"
+        return "the table does not exist yet: the first dead letter creates it"
 
 
 Place: TypeAlias = TopicPlace | TablePlace
@@ -74,17 +75,17 @@ class PlaceChoice:
         if self.app and (self.brokers or self.offsets):
             raise click.UsageError("APP, and --brokers or --offsets, both say where to look: give one of the two")
         if self.topic:
-            DeadLetter(self.topic)  # refuses what cannot be one
+            DeadLetter(self.topic)  # raises an error for an invalid topic name
         if self.table:
             DeadLetter(table=self.table)
 
     def load(self) -> App | None:
-        """The app, if one is named, by the argument or by `KCONSUME_APP`."""
+        """The app that the argument or `KCONSUME_APP` names; None without a name."""
         name = self.app or (None if self.brokers or self.offsets else os.environ.get(VARIABLE))
         return load(name) if name else None
 
     def places(self, app: App | None) -> list[Place]:
-        """All of them, each once; `app` as `load` returned it."""
+        """All places to read, each once. `app` is the result of `load`."""
         if app is None:
             return [self._table_by_address() if self.table else self._topic_by_address()]
         registrations = self._registrations(app)
@@ -98,7 +99,7 @@ class PlaceChoice:
         return [_place(app, registration) for registration in found.values()]
 
     def table_place(self, app: App | None) -> TablePlace:
-        """The one table that is meant; an error if there are several."""
+        """The only table; raises `ConfigurationError` if there are none or several."""
         if app is None:
             return self._table_by_address()
         tables = [place for place in self.places(app) if isinstance(place, TablePlace)]
@@ -116,7 +117,7 @@ class PlaceChoice:
         raise ConfigurationError(f"the app has several tables of dead letters: choose one with --table {names}")
 
     def topics(self, app: App | None) -> LetterTopics:
-        """The topics of the cluster."""
+        """A reader for the dead-letter topics of the cluster."""
         if app is not None:
             return LetterTopics(app.brokers, app.kafka)
         variables = environment.read(os.environ)
@@ -141,15 +142,15 @@ class PlaceChoice:
                 f"{', '.join(sorted(set(map(repr, there))))}: correct --table, or give --offsets ADDRESS and no APP"
             )
         return ConfigurationError(
-            "no handler of the app has on_error=DeadLetter(...), so it writes no dead letters: add it, or name where "
-            "others are, with --topic, or with --offsets and --table and no APP"
+            "no handler of the app has on_error=DeadLetter(...), so it writes no dead letters: add it, or name a "
+            "place: --topic, or --offsets and --table without APP"
         )
 
     def _topic_by_address(self) -> TopicPlace:
         if not self.topic:
             raise ConfigurationError(
-                f"no place was named: write MODULE:APP, as in shop:app, or set {VARIABLE}, or give --brokers and "
-                f"--topic, or --offsets and --table"
+                f"no topic or table was named: write MODULE:APP, as in shop:app, or set {VARIABLE}, or give --brokers "
+                f"and --topic, or --offsets and --table"
             )
         return TopicPlace(self.topic, self.topics(None), named=True)
 
@@ -165,7 +166,7 @@ class PlaceChoice:
 
 
 def _key(registration: Registration) -> tuple[str | None, str | None, int]:
-    """The same for handlers that write to the same place."""
+    """A key that is equal for handlers that write to the same place."""
     dead_letter = registration.policy.dead_letter
     assert dead_letter is not None
     return dead_letter.topic, dead_letter.table, 0 if dead_letter.table is None else id(registration.store)

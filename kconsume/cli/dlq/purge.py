@@ -36,8 +36,8 @@ from kconsume.errors import ConfigurationError, TopicNotFound
 )
 @topic_option
 @table_option
-@source_options("the table")
-@yes_option("Delete them for good.")
+@source_options("the dead-letter table")
+@yes_option("Delete the letters for good.")
 @json_option
 def purge(
     app: str | None, sent_back: bool, before: datetime | None, topic: str | None, table: str | None,
@@ -53,14 +53,14 @@ def purge(
       kconsume dlq purge shop:app --before 30d --yes
       kconsume dlq purge --offsets postgresql://localhost/shop --table failed_orders --before 30d
 
-    Of a table, rows are deleted. --before goes by the time of the failure. A letter that was sent back, is deleted and
-    then fails again counts from 0 for --cap of redrive.
+    In a table, rows are deleted, and --before compares the time of the failure. Deleting a letter that was sent back
+    also deletes its count for redrive --cap: if the record fails again, the count begins at 0.
 
-    Of a topic, Kafka deletes records from the beginning of a partition only. A letter behind a record that stays is
-    not deleted; the topic's retention deletes it later. --before goes by the time of the record, or by the time when
-    the letter was written if the topic has LogAppendTime.
+    In a topic, Kafka deletes records from the beginning of a partition only. A letter behind a record that stays is not
+    deleted; the topic's retention deletes it later. --before compares the time of the record, or the time when the
+    letter was written if the topic has LogAppendTime.
 
-    Exit code 0 if it was done or shown, 2 if there is no such topic or table.
+    Exit code 0 if letters were deleted, or counted without --yes; 2 if there is no such topic or table.
     """
     if not sent_back and before is None:
         raise ConfigurationError("no letters were chosen: add --sent-back, or --before TIME, as in --before 30d")

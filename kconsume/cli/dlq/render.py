@@ -16,15 +16,15 @@ class CauseRow(msgspec.Struct):
     """The dead letters of one topic that failed for one cause."""
 
     topic: str
-    """Where the records came from."""
+    """The topic of the records."""
     cause: str
     count: int
     first: datetime | None
     last: datetime | None
     example: str
-    """The place of one of them, as `dlq show` takes it."""
+    """The place of one such letter, for `dlq show`."""
     sent_back: int = 0
-    """How many of them were sent back, and have not failed since."""
+    """How many of these letters were sent back, and have not failed since."""
 
 
 class LookedAt(msgspec.Struct):
@@ -35,37 +35,37 @@ class LookedAt(msgspec.Struct):
     store: str | None
     """The address of a table's store."""
     times: Literal["record", "failure"]
-    """What `first` and `last` are the times of. A topic keeps the time of the record, not of the failure."""
+    """Whether `first` and `last` are times of the record (in a topic) or of the failure (in a table)."""
     total: int
     causes: list[CauseRow]
     others: int = 0
-    """Records of the topic that are no dead letters."""
+    """The number of records of the topic that are not dead letters."""
     said: str | None = None
-    """Why there are none, if that is known."""
+    """Why there are no letters, if that is known."""
 
 
 class LetterListing(msgspec.Struct):
-    """The result of `dlq list`; printed as it is with `--json`."""
+    """The result of `dlq list`, which `--json` prints."""
 
     total: int
     places: list[LookedAt]
 
 
 class Data(msgspec.Struct, omit_defaults=True):
-    """Bytes: as text, if they are UTF-8, or else in hex."""
+    """Bytes as text if they are UTF-8, or else in hex."""
 
     text: str | None = None
     hex: str | None = None
 
 
 class ShownLetter(msgspec.Struct):
-    """One dead letter; printed as it is with `--json`."""
+    """The result of `dlq show`, which `--json` prints."""
 
     place: str
     record: str
-    """Where it came from first, as in orders/3@1042."""
+    """The place of the original record, as in orders/3@1042."""
     origin: str
-    """Its `Record.id`."""
+    """The `Record.id` of the original record."""
     group: str
     attempts: int
     exception: str
@@ -75,13 +75,13 @@ class ShownLetter(msgspec.Struct):
     value: Data | None
     headers: list[tuple[str, Data]]
     timestamp: datetime | None
-    """Of the record."""
+    """The time of the record."""
     failed_at: datetime | None
-    """None in a topic, which does not keep it."""
+    """The time of the failure. None for a letter in a topic, which does not keep this time."""
     test: str | None = None
     """The file that was written with `--as-test`."""
     sent_back: bool = False
-    """True if it was sent back, and has not failed since."""
+    """True if the letter was sent back, and the record has not failed since."""
 
 
 class PurgedPlace(msgspec.Struct):
@@ -92,19 +92,19 @@ class PurgedPlace(msgspec.Struct):
     store: str | None
     """The address of a table's store."""
     letters: int = 0
-    """All dead letters that were there."""
+    """The number of all dead letters of the place."""
     selected: int = 0
-    """Dead letters that are deleted, or would be."""
+    """The number of dead letters that are deleted, or would be."""
     behind: int = 0
-    """Of a topic: letters that were asked for, and stay because they are behind a record that stays."""
+    """In a topic: letters that match the options but stay, because they are behind a record that stays."""
     deleted: int | None = None
-    """How many were deleted; None in a dry run."""
+    """How many letters were deleted; None in a dry run."""
     said: str | None = None
-    """Why there are none, if that is known."""
+    """Why there are no letters, if that is known."""
 
 
 class Purges(msgspec.Struct):
-    """The result of `dlq purge`; printed as it is with `--json`."""
+    """The result of `dlq purge`, which `--json` prints."""
 
     deleted: bool
     """False in a dry run."""
@@ -148,7 +148,7 @@ def print_list(listing: LetterListing) -> None:
         if looked.said:
             click.echo(f"  {looked.said}")
         if looked.others:
-            click.echo(f"  without a header kconsume-origin, and so no dead letters: {looked.others} more")
+            click.echo(f"  other records, without the header kconsume-origin of a dead letter: {looked.others}")
         click.echo()
     sent = sum(cause.sent_back for looked in listing.places for cause in looked.causes)
     total = f"total {counted(listing.total, 'dead letter')}"
@@ -192,7 +192,7 @@ def print_letter(shown: ShownLetter) -> None:
     for line in shown.trace.rstrip().splitlines():
         click.echo(f"  {plain(line)}")
     if shown.test is not None:
-        click.echo(f"written to {shown.test}: it fails until the handler takes this record")
+        click.echo(f"test written to {shown.test}: it fails until the handler handles this record")
 
 
 def _readable(data: Data | None) -> str:
@@ -202,7 +202,7 @@ def _readable(data: Data | None) -> str:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]} … ({len(text):,} characters in all; --json has them)"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} … ({len(text):,} characters in all; --json prints them)"
 
 
 def print_purges(purges: Purges) -> None:

@@ -15,7 +15,7 @@ import msgspec
 
 from kconsume._config import environment
 from kconsume._config.client_settings import ClientValue, check_group, client_settings
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._kafka.topic_reader import RecordPlace
 from kconsume._runtime.plan import ConsumerPlan
 from kconsume.backends import open_store
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 
 
 class WaitingFailure(msgspec.Struct):
-    """A record that waits for a decision; printed as it is with `--json`."""
+    """A record that waits for a decision, as `--json` prints it."""
 
     record: str
     group: str
     store: str
     end: int
-    """The offset behind the record, or behind the last record of a batch."""
+    """The offset after the record, or after the last record of a batch."""
     command: str | None
     index: int | None
-    """Which of its commands failed, counted from 1."""
+    """The number of the command that failed, counted from 1."""
     of: int | None
     error: str | None
     at: str | None
@@ -60,7 +60,7 @@ class ShownFailure(msgspec.Struct):
 
 
 class DecisionOutcome(msgspec.Struct):
-    """What was done about one failure, or would be; printed as it is with `--json`."""
+    """What was done about one failed record, or would be done, as `--json` prints it."""
 
     failed: WaitingFailure
     action: str
@@ -68,7 +68,7 @@ class DecisionOutcome(msgspec.Struct):
     """False if nothing was changed, because `--yes` was not given."""
     records: list[ShownFailure] = []
     dead_letters: list[str] = []
-    """Where the record was written to, as in orders.dlq/0@17."""
+    """The places of the dead letters, as in orders.dlq/0@17."""
 
 
 class _FailureInGroup(NamedTuple):
@@ -93,14 +93,14 @@ class _FailureInGroup(NamedTuple):
         )
 
     def decide(self, what: Decision) -> None:
-        """Decide about this record, and about no other that has failed since it was read."""
+        """Carry out a decision. The store refuses it if another record of the partition has failed meanwhile."""
         store = capabilities_of(self.plan.store).deciding
         assert store is not None
         store.decide(self.plan.group, self.failed.partition, what, offset=self.failed.offset)
 
 
 class _FailedCommands(CommandGroup):
-    """Takes the order of earlier versions, too: `kconsume failed APP list`."""
+    """Also accepts the word order of earlier versions: `kconsume failed APP list`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         action = next((word for word in args if word in self.commands), None)
@@ -113,30 +113,30 @@ class _FailedCommands(CommandGroup):
 
 @click.group(cls=_FailedCommands, short_help="Records that Redis applied in part: show, decide.")
 def failed() -> None:
-    """Records that were applied in part: look at them, and decide.
+    """Records that Redis applied in part: look at them, and decide.
 
-    Redis cannot undo. If a command of a record fails there, the commands before it stay applied. The partition stays
-    stopped, also across restarts, until you decide.
+    Redis has no rollback. If one command of a record fails, the commands before it stay applied. The partition then
+    stops, also after a restart, until you decide about the record.
 
     \b
       kconsume failed list shop:app
-      kconsume failed show shop:app orders/3          the record itself, and what failed
-      kconsume failed retry shop:app orders/3         handle it again: all of its commands
+      kconsume failed show shop:app orders/3          show the record, and the command that failed
+      kconsume failed retry shop:app orders/3         handle the record again, with all of its commands
       kconsume failed skip shop:app orders/3 --yes    keep what was applied, and skip the record
       kconsume failed dead-letter shop:app orders/3 --to orders.dlq
-                                                      write it to that topic, then skip it
+                                                      write the record to that topic, then skip it
       kconsume failed list --brokers localhost:9092 --group shop --offsets redis://localhost:6379/0
 
-    The consumer in which the record failed has ended: start it again. A consumer that was started since waits at the
-    partition, and continues after the decision.
+    The consumer in which the record failed has ended: start it again. A consumer that was started after the failure
+    waits at the partition, and continues after your decision.
 
-    The records of a batch, or of a script that stopped half-way, are one failure: they are shown, skipped and written
-    together.
+    If the failure was in a batch, or in a script that stopped half-way, all of its records are one failure. They are
+    shown, skipped and written together.
     """
 
 
 _accepted_yes = click.option("--yes", is_flag=True, hidden=True, expose_value=False)
-"""Of commands that do not ask: earlier versions took `--yes` with each of them."""
+"""An option without an effect: earlier versions took `--yes` with these commands, too."""
 _partition_argument = click.argument("words", nargs=-1, metavar="[APP] TOPIC/PARTITION")
 _source_options = source_options("the offsets")
 
@@ -151,7 +151,7 @@ def list_failures(app: str | None, brokers: str | None, group: str | None, offse
     \b
       kconsume failed list shop:app
 
-    Exit code 0, also if there are none; 2 if the store never applies a record in part.
+    Exit code 0, also if no record waits; 2 if the store never applies a record in part.
     """
     failures = _failures(_plans(app, brokers, group, offsets))
     if as_json:
@@ -173,7 +173,7 @@ def show(words: tuple[str, ...], brokers: str | None, group: str | None, offsets
     \b
       kconsume failed show shop:app orders/3
 
-    Exit code 0 if it was shown, 2 if the partition has no failed record.
+    Exit code 0 if the record was shown, 2 if the partition has no failed record.
     """
     failure = _failure_at(words, "show", brokers, group, offsets)
     records = records_of(failure.plan, failure.failed)
@@ -190,12 +190,13 @@ def show(words: tuple[str, ...], brokers: str | None, group: str | None, offsets
 @_accepted_yes
 @json_option
 def retry(words: tuple[str, ...], brokers: str | None, group: str | None, offsets: str | None, as_json: bool) -> None:
-    """Let the group handle the failed record of a partition again: all of its commands, also the applied ones.
+    """Let the group handle the failed record of a partition again. All of its commands run, also those that Redis has
+    applied.
 
     \b
       kconsume failed retry shop:app orders/3
 
-    Exit code 0 if it was done, 2 if the partition has no failed record.
+    Exit code 0 if the group will handle the record again, 2 if the partition has no failed record.
     """
     failure = _failure_at(words, "retry", brokers, group, offsets)
     failure.decide("retry")
@@ -208,7 +209,7 @@ def retry(words: tuple[str, ...], brokers: str | None, group: str | None, offset
 @failed.command(short_help="Keep what was applied, and skip the record.")
 @_partition_argument
 @_source_options
-@yes_option("Skip it.")
+@yes_option("Skip the record.")
 @json_option
 def skip(
     words: tuple[str, ...], brokers: str | None, group: str | None, offsets: str | None, yes: bool, as_json: bool
@@ -218,7 +219,7 @@ def skip(
     \b
       kconsume failed skip shop:app orders/3 --yes
 
-    Exit code 0 if it was done or shown, 2 if the partition has no failed record.
+    Exit code 0 if the record was skipped, or would be with --yes; 2 if the partition has no failed record.
     """
     failure = _failure_at(words, "skip", brokers, group, offsets)
     if yes:
@@ -241,7 +242,8 @@ def write_dead_letter(
     \b
       kconsume failed dead-letter shop:app orders/3 --to orders.dlq
 
-    Exit code 0 if it was done, 1 if the dead letter was not confirmed, 2 if there is no such record or topic.
+    Exit code 0 if the record was written and skipped, 1 if the dead letter was not confirmed, 2 if there is no such
+    record or topic.
     """
     failure = _failure_at(words, "dead-letter", brokers, group, offsets)
     if topic is None:
@@ -259,7 +261,7 @@ def write_dead_letter(
 
 
 def _app_and_partition(words: Sequence[str], action: str) -> tuple[str | None, Partition]:
-    """The app, which may be missing, and the partition."""
+    """Split the arguments into the app, which may be missing, and the partition."""
     places = [word for word in words if "/" in word]
     apps = [word for word in words if "/" not in word]
     if len(places) > 1 or len(apps) > 1:
@@ -321,7 +323,7 @@ def _plan_of(
 
 
 def _failures(plans: Sequence[tuple[ConsumerPlan, Mapping[str, ClientValue]]]) -> list[_FailureInGroup]:
-    """The failures of all groups, each once; an error if no store can have one."""
+    """The failures of all groups, each once. Raises `ConfigurationError` if no store can have failures."""
     failures: dict[tuple[str, int], list[_FailureInGroup]] = {}
     for plan, kafka in plans:
         store = capabilities_of(plan.store).deciding
@@ -359,7 +361,7 @@ def _print_show(failure: _FailureInGroup, records: Sequence[Record]) -> None:
         click.echo(f"command {failed.index} of {failed.of} failed: {failed.command}")
         click.echo(f"  {failed.error}")
         click.echo(f"  commands before it, which are applied: {failed.index - 1}")
-    click.echo("when the cause is gone, or what was applied is corrected, choose:")
+    click.echo("remove the cause of the failure, or correct what was applied; then choose:")
     app = f" {name}" if (name := os.environ.get(VARIABLE)) else ""
     where = failed.partition
     click.echo(

@@ -1,7 +1,7 @@
 """Reads the records of a failure from Kafka, and writes them as dead letters. Decides nothing.
 
-A failure is a range of offsets: one record, or those of a batch or of a script that stopped half-way. The range may
-have gaps (compaction, transaction markers), also at its beginning.
+A failure is a range of offsets: one record, or all records of a batch or of a script that stopped half-way. The range
+may have gaps (compaction, transaction markers), also at its beginning.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def dead_letter(plan: ConsumerPlan, kafka: Mapping[str, ClientValue], failed: Fa
     if not records:
         raise ConfigurationError(
             f"Kafka has no record of {failed.partition} from {failed.offset} up to {failed.end} any more, so there is "
-            f"nothing to write: kconsume failed skip {failed.partition} --yes"
+            f"nothing to write: skip it with kconsume failed skip {failed.partition} --yes"
         )
     brokers = str(plan.settings["bootstrap.servers"])
     producer = Producer(producer_settings(brokers, {**kafka, "message.timeout.ms": _PATIENCE * 1000}), "failed")

@@ -22,52 +22,52 @@ from kconsume.errors import ConfigurationError
 
 _FIRST = 5
 """How many rows of a topic are shown without `--all`."""
-_RUNNING = "a running app may be sending it now; a record that it has handed to the client may still arrive"
+_RUNNING = "a running app may be sending the row, and its record may still arrive"
 
 
 class OutboxRow(msgspec.Struct):
-    """A row that waits; printed as it is with `--json`."""
+    """A row that waits, as `--json` prints it."""
 
     row: int
     group: str
     """Empty for a row of `Outbox.send`."""
     partition: str | None
-    """The partition of the record that it came from, as in orders/3."""
+    """The partition of the record whose handler wrote the row, as in orders/3."""
     topic: str
-    """The topic that it is sent to."""
+    """The topic that the row is sent to."""
     origin: str | None
     bytes: int
     at: datetime
-    """When it was written."""
+    """When the row was written."""
     age: float
-    """In seconds."""
+    """Seconds since the row was written."""
     blocked: str | None
-    """Why the cluster would refuse it, if that can be known without sending it."""
+    """Why the cluster would refuse the row, if this is known without sending the row."""
 
 
 class OutboxListing(msgspec.Struct):
-    """The rows that wait; printed as it is with `--json`."""
+    """The result of `outbox list`, which `--json` prints."""
 
     store: str
     total: int
     rows: list[OutboxRow]
     unknown: str | None
-    """Why it is not known what blocks them."""
+    """Why the reasons are not known; None if they are known."""
 
 
 class OutboxDecision(msgspec.Struct):
-    """What was done about a row, or would be."""
+    """What was done about a row, or would be done."""
 
     row: OutboxRow
     action: str
     done: bool
     place: str | None = None
-    """The place of its dead letter."""
+    """The place of the row's dead letter."""
 
 
 @click.group(cls=CommandGroup, short_help="Rows that have not been sent: show, drop, dead-letter.")
 def outbox() -> None:
-    """Rows of the outbox that have not been sent yet, with offsets in PostgreSQL or SQLite.
+    """Rows of the outbox that have not been sent yet. Only stores in PostgreSQL and SQLite have an outbox.
 
     \b
       kconsume outbox list shop:app                   show the rows that wait, and the reason
@@ -76,8 +76,8 @@ def outbox() -> None:
                                                       write row 812 to that topic instead
       kconsume outbox list --offsets postgresql://localhost/shop --group shop --brokers localhost:9092
 
-    A refused row blocks later rows of its partition to the same topic. They are sent without a command when the topic
-    is created, or its max.message.bytes is raised.
+    A row that the cluster refuses blocks later rows of its partition to the same topic. The app sends the row and later
+    rows by itself when the topic is created, or its max.message.bytes is raised.
     """
 
 
@@ -91,8 +91,8 @@ def list_rows(
 ) -> None:
     """Show the rows that wait in the outbox, by group, partition and topic, and why they wait.
 
-    Changes nothing. Asks the cluster what blocks: a topic that does not exist, or a row that is larger than its topic
-    takes. A running app has the cause in its log, as outbox_blocked.
+    Changes nothing. Asks the cluster why it would refuse a row: the topic does not exist, or the row is larger than the
+    topic allows. A running app logs the cause with the code outbox_blocked.
 
     \b
       kconsume outbox list shop:app
@@ -113,18 +113,18 @@ def list_rows(
 @click.argument("words", nargs=-1, metavar="[APP] ROW...")
 @source_options("the outbox")
 @json_option
-@yes_option("Remove them.")
+@yes_option("Remove the rows.")
 def drop(
     words: tuple[str, ...], brokers: str | None, group: str | None, offsets: str | None, yes: bool, as_json: bool
 ) -> None:
-    """Remove rows from the outbox: they are never sent, and nothing is kept of them.
+    """Remove rows from the outbox: they are never sent, and their content is lost.
 
     ROW is the number that `kconsume outbox list` shows. Without --yes, nothing is changed.
 
     \b
       kconsume outbox drop shop:app 812 --yes
 
-    Exit code 0 if it was done or shown, 2 if there is no such row.
+    Exit code 0 if the rows were removed, or would be with --yes; 2 if there is no such row.
     """
     name, numbers = numbers_in(words, "drop")
     source = source_of(name, brokers, group, offsets)
@@ -139,7 +139,7 @@ def drop(
 @source_options("the outbox")
 @json_option
 @click.option("--to", "topic", metavar="TOPIC", show_default="none, required", help="The topic for the dead letters.")
-@yes_option("Write them.")
+@yes_option("Write the dead letters, and remove the rows.")
 def dead_letter(
     words: tuple[str, ...], brokers: str | None, group: str | None, offsets: str | None, topic: str | None, yes: bool,
     as_json: bool,
@@ -152,7 +152,8 @@ def dead_letter(
     \b
       kconsume outbox dead-letter shop:app 812 --to orders.dlq --yes
 
-    Exit code 0 if it was done or shown, 1 if a dead letter was not confirmed, 2 if there is no such row or topic.
+    Exit code 0 if the rows were written, or would be with --yes; 1 if a dead letter was not confirmed; 2 if there is no
+    such row or topic.
     """
     name, numbers = numbers_in(words, "dead-letter")
     if topic is None:
@@ -207,14 +208,14 @@ def _print_list(listing: OutboxListing, everything: bool) -> None:
             click.echo(f"  … {len(rows) - len(first)} more, with --all")
         click.echo()
     if listing.unknown:
-        click.echo(f"it is not known what blocks: {listing.unknown}")
+        click.echo(f"it is not known what blocks the rows: {listing.unknown}")
     click.echo(f"total {counted(listing.total, 'row')} in {listing.store}")
     if any(row.blocked for row in listing.rows):
         click.echo("to decide: kconsume outbox drop ROW --yes, or kconsume outbox dead-letter ROW --to TOPIC --yes")
 
 
 def _place(row: OutboxRow) -> str:
-    return f"{row.partition}  group {row.group}" if row.partition else "of Outbox.send"
+    return f"{row.partition}  group {row.group}" if row.partition else "Outbox.send"
 
 
 def _age(seconds: float) -> str:
@@ -235,9 +236,9 @@ def _print_done(outcomes: Sequence[OutboxDecision], yes: bool, as_json: bool) ->
         if not yes:
             click.echo(f"{would} {what}; add --yes to do it")
         elif not outcome.done:
-            click.echo(f"row {row.row} was gone: it was sent meanwhile, or removed by another process")
+            click.echo(f"row {row.row} is gone: it was sent meanwhile, or removed by another process")
             continue
         else:
             click.echo(f"{did} {what}" + (f", to {outcome.place}" if outcome.place else ""))
         if row.blocked is None:
-            click.echo(f"  no reason is known why it would be refused: {_RUNNING}")
+            click.echo(f"  no reason is known why the cluster would refuse it: {_RUNNING}")

@@ -10,7 +10,7 @@ import click
 
 from kconsume._config import environment
 from kconsume._config.client_settings import ClientValue, check_group, masked_address
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._kafka.outgoing import encoded
 from kconsume._kafka.producer import Producer, most_bytes, producer_settings
 from kconsume._kafka.topic_limits import TopicLimit, may_refuse, record_bytes
@@ -46,7 +46,7 @@ class OutboxSource:
         return [row for row in self.reader.rows() if self.groups is None or row.group in self.groups]
 
     def named(self, numbers: Sequence[int]) -> list[WaitingRow]:
-        """These rows; an error if one is not there."""
+        """The rows with these numbers. Raises `ConfigurationError` if one is missing."""
         there = {row.number: row for row in self.rows()}
         if missing := [number for number in numbers if number not in there]:
             raise ConfigurationError(
@@ -104,7 +104,7 @@ def _source(
 
 
 def numbers_in(words: Sequence[str], command: str) -> tuple[str | None, list[int]]:
-    """The app, which may be missing, and the numbers of the rows."""
+    """Split the arguments into the app, which may be missing, and the numbers of the rows."""
     numbers = [word for word in words if word.isdecimal() and word.isascii()]
     others = [word for word in words if word not in numbers]
     if not numbers or len(others) > 1 or any(int(number) > MOST_ROW for number in numbers):
@@ -127,7 +127,7 @@ class Reasons:
         self._limits: Mapping[str, TopicLimit | None] = {}
         self._most = most_bytes(source.kafka)
         self.trouble: str | None = None
-        """Why no reason is known."""
+        """Why no reason is known; None if the cluster answered."""
         if source.cluster is None:
             self.trouble = "give --brokers ADDRESS to learn what blocks"
         elif self._topics:
@@ -138,7 +138,7 @@ class Reasons:
 
     def _ask(self, cluster: Cluster) -> None:
         self._there = set(cluster.those_there(self._topics))
-        cluster.topic_ids(self._there)  # tells `ask_limits` whether such a cluster answers
+        cluster.topic_ids(self._there)  # learns whether this is a mock broker, which does not answer `ask_limits`
         asked = cluster.ask_limits(sorted(self._there)) if self._there else {}
         self._limits = {topic: limit.result(_PATIENCE + 1) for topic, limit in asked.items()}
 
@@ -148,15 +148,15 @@ class Reasons:
         if row.target not in self._there:
             return f"topic {row.target!r} does not exist: create it, or correct the name"
         if row.size > self._most:
-            return f"it has {row.size:,} bytes, and the client sends at most {self._most:,} (message.max.bytes)"
+            return f"the row has {row.size:,} bytes, and the client sends at most {self._most:,} (message.max.bytes)"
         limit, size = self._limits.get(row.target), record_bytes(Posted(row.number, row.outgoing(b"")))
         if limit is None or not may_refuse(limit, size + (row.value_bytes or 0), has_key=row.key is not None):
             return None
         if limit.wants_keys and row.key is None:
             return f"topic {row.target!r} is compacted, and the row has no key"
         return (
-            f"it has {row.size:,} bytes, and topic {row.target!r} takes {limit.most_bytes:,} (max.message.bytes), "
-            f"unless it is compressed below that"
+            f"the row has {row.size:,} bytes, and topic {row.target!r} takes {limit.most_bytes:,} (max.message.bytes), "
+            f"counted after compression"
         )
 
 
@@ -166,9 +166,9 @@ class Reasons:
 def letter_about(row: WaitingRow, value: bytes | None, cause: str) -> Letter:
     """The dead letter of a row.
 
-    A row that is a letter already stays the letter that it is. Any other row was to be a record of its target topic. So
-    the letter names that topic, without a partition and an offset: `kconsume dlq redrive` must not take it for the
-    record that the row came from.
+    A row that is already a dead letter stays unchanged. For any other row, the letter names the row's target topic,
+    without a partition and an offset. So `kconsume dlq redrive` does not take it for a letter of the record
+    whose handler wrote the row.
     """
     record = Record(
         row.target, -1, -1, row.key, value, row.headers, row.timestamp, 1, row.origin or ""
@@ -189,7 +189,7 @@ def write_letters(
 ) -> list[tuple[WaitingRow, str]]:
     """Write each row to a topic of dead letters, and remove it. Returns the rows with the places of their letters.
 
-    A row that is gone meanwhile was sent, and is left out.
+    A row that a running app has sent meanwhile is left out.
 
     Args:
         rows: each with the cause that its letter states.

@@ -30,7 +30,7 @@ from kconsume.cli.redrive.selection import Chosen, FoundLetter, Route, SelectedL
 from kconsume.errors import ConfigurationError, TopicNotFound
 
 _CHUNK = 200
-"""Letters that are sent in one transaction."""
+"""The highest number of letters that are sent in one transaction."""
 
 Letters: TypeAlias = Callable[[], Iterator[FoundLetter]]
 """Reads all letters of a place; each call reads them again."""
@@ -113,7 +113,7 @@ def redrive(
     until: datetime | None, key: str | None, source: str | None, origin: str | None, topic: str | None,
     table: str | None, group: str | None, cap: int, rate: float | None, with_effects: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Which dead letters would pass today? With --yes, send them back to the group that failed on them.
+    """Try dead letters with today's handler. With --yes, send them back to the group that failed on them.
 
     Without --yes, today's handler of APP runs on each letter, in a transaction that is rolled back. What the handler
     does elsewhere is real: a call, a file, a message. A handler without a transaction is refused, unless --with-effects
@@ -123,14 +123,14 @@ def redrive(
       kconsume dlq redrive shop:app                               what would pass, and what still fails?
       kconsume dlq redrive shop:app --yes --only-passing          send back what passes
       kconsume dlq redrive shop:app --yes --cause KeyError        send back what failed for that cause, untried
-      kconsume dlq redrive shop:app --yes --since 1d --rate 50    slowly
+      kconsume dlq redrive shop:app --yes --since 1d --rate 50    send back at most 50 letters a second
 
-    The letters go to a topic of their own, TOPIC.GROUP.redrive, which only the handler of this group reads. So the
-    handler must name its topics (no pattern=, no partitions=) and have on_error=DeadLetter(...). The topic is made if
-    it is missing. A letter is sent back once, also if this command is killed and run again. If the record fails again,
-    it becomes a new letter, which can be sent back, up to --cap.
+    With --yes, the letters go to the topic TOPIC.GROUP.redrive, which is created if it is missing. Only the handler of
+    this group reads that topic. The handler must name its topics (no pattern=, no partitions=) and have
+    on_error=DeadLetter(...). A letter is sent back once, also if this command is killed and run again. If the record
+    fails again, it becomes a new letter, which can be sent back, up to --cap.
 
-    Exit code 0 if all would pass or were sent, 1 if some still fail, 2 if it cannot be done.
+    Exit code 0 if all letters would pass or were sent, 1 if some letters still fail, 2 if the command cannot run.
     """
     loaded, mode = load(app), RedriveMode(yes, only_passing, with_effects, rate, as_json)
     selection = Selection(cause, since, until, key, source, origin, cap)
@@ -159,13 +159,13 @@ def redrive(
 
 
 def _groups(plans: Sequence[ConsumerPlan], place: Place, wanted: str | None) -> list[str]:
-    """The groups that write to this place; all groups if none writes to it any more."""
+    """The groups that write to this place. If none does, all groups that write dead letters."""
     having = [(plan.group, h.policy.dead_letter) for plan in plans for h in plan.handlers if h.policy.dead_letter]
     writing = {group for group, dead in having if place.name in (dead.topic, dead.table)}
     found = writing or {group for group, _ in having}
     if not found:
         raise ConfigurationError(
-            "no handler of the app has on_error=DeadLetter(...), so none reads what is sent back: add it"
+            "no handler of the app has on_error=DeadLetter(...), so none reads letters that are sent back: add it"
         )
     return sorted(group for group in found if wanted in (None, group))
 
@@ -218,7 +218,7 @@ def _one(app: App, place: Place, choice: SelectedLetters, mode: RedriveMode) -> 
 
 
 def _needed(redrive: Redrive, choice: SelectedLetters, letters: Letters) -> list[Route]:
-    """The routes of the selected letters, each once. Counts the letters in `redrive.selected`."""
+    """The routes of the selected letters, each once. Adds the number of letters to `redrive.selected`."""
     return list({each.route.topic: each.route for each in _counted(redrive, choice.of(letters()))}.values())
 
 
@@ -251,7 +251,7 @@ def _send_records(
 ) -> None:
     partitions = topics.made(app, needed)
     sender = send_topic.TopicSender(app, place.name, choice.group, partitions)
-    sent = place.topics.sent_to(partitions)  # again, after other senders are fenced
+    sent = place.topics.sent_to(partitions)  # read again, because other senders were not fenced before
 
     def send(chunk: Sequence[Chosen]) -> int:
         sender.send(chunk)
@@ -275,16 +275,16 @@ def _send_rows(
             redrive.sent = _in_chunks(known, sender.send, mode.rate, report)
     redrive.selected, redrive.left = redrive.sent, choice.left
     if before:
-        redrive.said = f"{before} that an earlier run left in the outbox when it was stopped are sent, too"
+        redrive.said = f"also sent: {before} that an earlier run left in the outbox when it was stopped"
 
 
 def _in_chunks(
     chosen: Iterable[Chosen], send: Callable[[Sequence[Chosen]], int], rate: float | None, report: RedriveProgress
 ) -> int:
-    """Send the letters in chunks; how many were sent.
+    """Send the letters in chunks. Returns how many were sent.
 
     Args:
-        rate: letters a second. Time lost in a slow chunk is not caught up: that would exceed the rate in other seconds.
+        rate: the highest number of letters a second. Chunks after a slow chunk are not sent faster to catch up.
     """
     size = _CHUNK if rate is None else max(1, min(_CHUNK, int(rate)))
     due, sent, chunk = time.monotonic(), 0, list[Chosen]()

@@ -26,14 +26,14 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class PreflightCause(msgspec.Struct):
-    """Letters that still fail, by the class of the error."""
+    """Letters that still fail with one class of error."""
 
     cause: str
     count: int
     message: str
-    """Of the first letter."""
+    """The error message of the first letter."""
     example: str
-    """The place of the first letter, as `dlq show` takes it."""
+    """The place of the first letter, for `dlq show`."""
 
 
 class Preflight(msgspec.Struct):
@@ -96,7 +96,8 @@ def _check_rolled_back(route: Route, with_effects: bool) -> None:
 
 @contextmanager
 def _run(app: App, route: Route) -> Iterator[DryRun]:
-    """A run whose resources are built once; of an `async def` for each letter, because they belong to its loop."""
+    """A dry run whose resources are built once for all letters. Resources of an `async def` are built for each letter,
+    because they belong to the event loop of one call."""
     declared, handler = app.declared, route.part.handler
     loop = EventLoopThread("kconsume-redrive")
     scope = ResourceScope(declared.resources, declared.ready_resources, loop)

@@ -28,23 +28,23 @@ class Redrive(msgspec.Struct):
     """The address of a table's store."""
     group: str
     selected: int = 0
-    """Letters that are sent back, or would be."""
+    """The number of letters that are sent back, or would be."""
     preflight: Preflight | None = None
     sent: int | None = None
-    """How many were sent; None in a dry run."""
+    """How many letters were sent; None in a dry run."""
     to: list[str] = []
-    """The topics that they were sent to."""
+    """The topics to which letters were sent."""
     left: Left = msgspec.field(default_factory=Left)
     tried: list[str] = []
     """The handlers that the letters were tried with."""
     rolled_back: bool = True
-    """True if everything that they wrote through the store's transaction was rolled back."""
+    """True if every handler took the store's transaction, which was rolled back."""
     said: str | None = None
-    """Why there are none, if that is known."""
+    """Why no letters were selected, or what else was sent."""
 
 
 class Redrives(msgspec.Struct):
-    """The result of `dlq redrive`; printed as it is with `--json`."""
+    """The result of `dlq redrive`, which `--json` prints."""
 
     sent: bool
     """False if letters were only tried."""
@@ -54,7 +54,7 @@ class Redrives(msgspec.Struct):
 
 def print_redrive(redrive: Redrive, cap: int) -> None:
     where = redrive.kind if redrive.store is None else f"{redrive.kind} in {redrive.store}"
-    click.echo(f"{click.style(redrive.name, bold=True)}  {where}; what failed in group {redrive.group}")
+    click.echo(f"{click.style(redrive.name, bold=True)}  {where}; letters that failed in group {redrive.group}")
     if redrive.said:
         click.echo(f"  {redrive.said}")
     if redrive.preflight is not None and (redrive.preflight.would_pass or redrive.preflight.failing):
@@ -64,17 +64,17 @@ def print_redrive(redrive: Redrive, cap: int) -> None:
     for count, why in (
         (redrive.left.sent, "sent back before, and not failed since"),
         (redrive.left.capped, f"sent back {cap} time{'s' * (cap > 1)} or more: correct the handler, or raise --cap"),
-        (redrive.left.homeless, "of topics that no handler of the group takes back: see kconsume dlq redrive --help"),
-        (redrive.left.others, "failed in another group: send them back with its app"),
+        (redrive.left.homeless, "no handler of the group takes them back: see kconsume dlq redrive --help"),
+        (redrive.left.others, "failed in another group: send them back with the app of that group"),
         (redrive.left.failing, "still fail with today's handler, and --only-passing was given"),
     ):
         if count:
-            click.echo(f"  left      {count:>6}  {why}")
+            click.echo(f"  not sent  {count:>6}  {why}")
     click.echo()
 
 
 def _print_preflight(redrive: Redrive, preflight: Preflight) -> None:
-    undone = "rolled back" if redrive.rolled_back else "for real, as --with-effects says"
+    undone = "rolled back" if redrive.rolled_back else "with real effects (--with-effects)"
     click.echo(f"  tried with {', '.join(redrive.tried)} as it is now, {undone}")
     click.echo(f"  would pass  {preflight.would_pass:>4}")
     click.echo(f"  still fails {preflight.failing:>4}")
@@ -87,25 +87,25 @@ def _print_preflight(redrive: Redrive, preflight: Preflight) -> None:
 def print_end(redrives: Redrives, *, only_passing: bool) -> None:
     if redrives.sent:
         sent = sum(each.sent or 0 for each in redrives.places)
-        click.echo(f"total {sent} sent back; a running group takes them in within a minute")
+        click.echo(f"total {sent} sent back; a running group begins to read them within a minute")
     elif only_passing and redrives.selected:
         passing = sum(each.preflight.would_pass for each in redrives.places if each.preflight)
-        click.echo(f"nothing was sent: add --yes to send the {passing} that would pass back")
+        click.echo(f"nothing was sent: add --yes to send back the {passing} that would pass")
     elif redrives.selected:
-        click.echo(f"nothing was sent: add --yes to send {redrives.selected} back")
+        click.echo(f"nothing was sent: add --yes to send back {redrives.selected}")
     else:
         click.echo("nothing to send back")
 
 
 class RedriveProgress(Protocol):
     def __call__(self, done: int) -> None:
-        """`done` letters are done so far."""
+        """Show that `done` letters are finished so far."""
         ...
 
 
 @contextmanager
 def progress(verb: str, total: int, *, quiet: bool) -> Iterator[RedriveProgress]:
-    """A bar on a terminal, or else a line every two seconds. On standard error, because it is not a result."""
+    """Show progress on standard error: a bar on a terminal, or else a line every two seconds."""
     if quiet or not total:
         yield lambda done: None  # noqa: ARG005
     elif sys.stderr.isatty():

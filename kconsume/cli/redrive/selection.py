@@ -29,22 +29,22 @@ class Route(NamedTuple):
     source: str
     """The topic that the handler names."""
     topic: str
-    """The re-drive topic through which letters return to the handler."""
+    """The redrive topic through which letters return to the handler."""
 
 
 class FoundLetter(NamedTuple):
     """A dead letter, and where it is."""
 
     place: str
-    """Its place, as `dlq show` takes it."""
+    """The place of the letter, for `dlq show`."""
     letter: Letter
     at: datetime | None
-    """The time for `--since` and `--until`: in a topic that of the record, in a table that of the failure."""
+    """The time for `--since` and `--until`: the time of the record in a topic, of the failure in a table."""
     marks: Headers
-    """The headers that were added to the record's own."""
+    """The headers that kconsume added to those of the record."""
     row: int = 0
     is_sent: bool = False
-    """True if it was sent back, and has not failed since."""
+    """True if the letter was sent back, and the record has not failed since."""
 
 
 class Chosen(NamedTuple):
@@ -62,15 +62,15 @@ class Left(msgspec.Struct):
     """Dead letters that were selected and are not sent back; how many for each reason."""
 
     sent: int = 0
-    """They were sent back before, and have not failed since; or the same letter is there twice."""
+    """Letters that were sent back before and have not failed since, and further copies of one letter."""
     capped: int = 0
-    """They were sent back as often as `--cap` allows."""
+    """Letters that were sent back as often as `--cap` allows."""
     homeless: int = 0
-    """No handler of the group reads what is sent back for their topic."""
+    """Letters from topics for which no handler of the group takes letters back."""
     others: int = 0
-    """They failed in another group."""
+    """Letters that failed in another group."""
     failing: int = 0
-    """Today's handler still fails on them (with `--only-passing`)."""
+    """Letters on which today's handler still fails (with `--only-passing`)."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +105,11 @@ class SelectedLetters:
     routes: Sequence[Route]
     selection: Selection
     passing: Collection[Failing] | None = None
-    """The letters that today's handler passes; None if the others are sent back, too."""
+    """The letters with which today's handler passes. None sends back all letters, without a trial."""
     left: Left = field(default_factory=Left)
 
     def of(self, letters: Iterable[FoundLetter]) -> Iterator[Chosen]:
-        """The letters that are sent back. `left` then has the counts of the others."""
+        """Yield the letters that are sent back. Afterwards, `left` has the counts of the others."""
         self.left = Left()
         seen: set[Failing] = set()
         for found in filter(self.selection.takes, letters):
@@ -130,7 +130,7 @@ class SelectedLetters:
                 yield Chosen(found, route)
 
     def _route(self, letter: Letter) -> Route | None:
-        """The route of the letter's topic, or else the only route: the handler may read another topic now."""
+        """The route of the letter's topic, or else the only route, because the handler may have changed its topic."""
         fitting = [route for route in self.routes if route.source == letter.partition.topic]
         return fitting[0] if fitting else self.routes[0] if len(self.routes) == 1 else None
 
@@ -148,7 +148,7 @@ def routes_of(plans: Iterable[ConsumerPlan], group: str) -> list[Route]:
 
 
 def addressed(letter: Letter, topic: str, marks: Headers | None = None) -> Outgoing:
-    """The record as it is sent back: unchanged, with the letter's headers, so that its first place and origin stay."""
+    """The record to send back, unchanged, with the headers of the letter, which name its first place and its origin."""
     times = letter.redriven + 1
     if marks is None:
         marks = replace(letter, redriven=0).added_headers

@@ -1,8 +1,9 @@
 """Sends the dead letters of a table back: into the outbox of the same database, and from there to Kafka.
 
-A letter is marked in the transaction that writes its record into the outbox, so it is sent once, also if the command is
-killed. The rows of the outbox are sent by the lease holder: a running app with its offsets there, or this command. A
-record may be sent twice if its sender was killed before it noted the confirmation; the group handles it once.
+One transaction writes the record of a letter into the outbox and marks the letter. So the letter is sent once, also if
+the command is killed. The holder of the outbox's lease sends the rows: a running app that keeps its offsets there, or
+this command. If the lease holder is killed before it deletes a confirmed row, the record is sent twice, but the group
+handles it once.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class TableSender:
         self._sender.prepare()
 
     def send(self, chunk: Sequence[Chosen]) -> int:
-        """Write all of them, or none; how many. Letters that another command has sent meanwhile are left out."""
+        """Write a chunk, in one transaction. Returns how many letters: those sent by another command are left out."""
         topics = {each.found.letter.origin: each.route.topic for each in chunk}
 
         def outgoing(letter: Letter) -> Outgoing:
@@ -68,7 +69,7 @@ class TableSender:
 
     @contextmanager
     def relayed(self, app: App) -> Iterator[None]:
-        """Send the rows of the outbox meanwhile, if no app does. At the end, wait until all of them are sent."""
+        """Inside the block, send the rows of the outbox, if no app does. At its end, wait until all rows are sent."""
         producer = RelayProducer(relay_settings(app.declared.bootstrap_servers(), app.kafka), "kconsume-redrive")
         owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         relay = OutboxRelay(cast(OutboxStore, self._place.kept_in), "kconsume-redrive", producer, owner)
@@ -87,8 +88,8 @@ class TableSender:
             if deadline.passed:
                 raise BrokerUnavailable(
                     f"{left} records wait in the outbox of {self._place.store}, and none was confirmed for "
-                    f"{_PATIENCE:g} s: check the brokers at {app.brokers}; a running app with its offsets there sends "
-                    f"them, or this command when it is run again"
+                    f"{_PATIENCE:g} s: check the brokers at {app.brokers}. A running app that keeps its offsets "
+                    f"there sends the records, or this command when you run it again"
                 )
             time.sleep(_POLL)
             now = self.waiting

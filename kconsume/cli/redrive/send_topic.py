@@ -1,10 +1,10 @@
-"""Sends the dead letters of a topic back. Each is sent once, however often the command is killed and run again.
+"""Sends the dead letters of a topic back. Each letter is sent once, even if the command is killed and run again.
 
     fence ─► read what was sent ─► chunk: begin, send, commit ─► chunk …
 
-The topic that letters are sent to is the record of what was sent: each record there has its origin, and how often it
-was sent back. It is read before anything is sent, and after earlier commands were fenced by the `transactional.id`. So
-no progress is kept in another place, which could be lost or disagree; and two selections may overlap.
+The redrive topic itself says what was sent: each of its records has the origin, and how often the record was sent back.
+The command first fences earlier commands with the same `transactional.id`, then reads this topic, then sends. Progress
+is kept nowhere else, so it cannot be lost or contradict the topic, and two selections may overlap.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class TopicSender:
         Args:
             letters: the topic of dead letters.
             group: the group that gets them back.
-            partitions: how many partitions each topic has that letters are sent to.
+            partitions: the number of partitions of each redrive topic.
         """
         if app.kafka.get("isolation.level") == "read_uncommitted":
             raise ConfigurationError(
                 "the app reads with isolation.level=read_uncommitted, so it would also read what a killed redrive has "
-                "aborted: leave it out of kafka={...}"
+                "aborted: leave isolation.level out of kafka={...}"
             )
         self._letters = letters
         self._id = f"kconsume-redrive/{letters}/{group}"
@@ -60,7 +60,7 @@ class TopicSender:
             raise self._error(failure) from failure
 
     def send(self, chunk: Sequence[Chosen]) -> None:
-        """Send all of them back, or none."""
+        """Send a chunk back in one transaction: all of its letters, or none."""
         try:
             self._producer.send([self._record(each) for each in chunk])
         except TransactionFailed as failure:
@@ -68,7 +68,7 @@ class TopicSender:
 
     def _record(self, chosen: Chosen) -> PartitionedRecord:
         outgoing, source = chosen.outgoing, chosen.found.letter.partition.number
-        # The partition of the source, so that records keep their order.
+        # The partition number of the source, so that records keep their order.
         fits = 0 <= source < self._partitions[str(outgoing.topic)]
         return PartitionedRecord(outgoing, source if fits else None)
 
@@ -77,8 +77,8 @@ class TopicSender:
         match failure.kind:
             case "fenced":
                 return SendFailed(
-                    f"another `kconsume dlq redrive` of {self._letters} has started, and this one ends: letters that "
-                    f"it has sent are not sent again; wait for the other"
+                    f"another `kconsume dlq redrive` of {self._letters} has started, so this one ends: wait for the "
+                    f"other one; no letter is sent twice"
                 )
             case "not_allowed":
                 return ConfigurationError(
@@ -88,11 +88,11 @@ class TopicSender:
             case "queue_full":
                 return SendFailed("the client's queue is full: raise queue.buffering.max.kbytes in kafka={...}")
             case "unavailable":
-                return BrokerUnavailable(f"{what} ({failure.reason}): run it again; it knows what has arrived")
+                return BrokerUnavailable(f"{what} ({failure.reason}): run it again; no letter is sent twice")
             case "too_large":
                 return SendFailed(
                     f"{what} ({failure.step}: {failure.reason}): raise message.max.bytes in kafka={{...}}, and "
                     f"max.message.bytes of the topic; then run it again"
                 )
             case _:
-                return SendFailed(f"{what} ({failure.step}: {failure.reason}): run it again; it knows what has arrived")
+                return SendFailed(f"{what} ({failure.step}: {failure.reason}): run it again; no letter is sent twice")

@@ -1,9 +1,9 @@
-"""The re-drive topics: dead letters return to their group through them. Creates them with the settings of the records'
-topics.
+"""Creates the redrive topics, through which dead letters return to their group. A redrive topic has as many partitions
+and replicas as the topic of the records.
 
-A record is sent back with its own timestamp. A topic that deletes by age would delete an old record before it is read,
-and no trace would be left that it was sent. So a re-drive topic deletes nothing by age, unless a user has set its
-retention.
+A record is sent back with its own timestamp. If the redrive topic deleted records by age, it could delete an old record
+before the group reads it, and with it the proof that the record was sent. So a redrive topic deletes nothing by age,
+unless a user has set its retention.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import click
 
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._kafka.outgoing import is_topic_name
 from kconsume._kafka.topic_retention import RETENTION, keep_old_records
 from kconsume.app import App
@@ -26,15 +26,15 @@ def existing(app: App, routes: Iterable[Route]) -> list[str]:
 
 
 def made(app: App, routes: Iterable[Route]) -> dict[str, int]:
-    """Each topic of these routes, with the number of its partitions. Makes the missing ones."""
+    """Each topic of these routes, with the number of its partitions. Creates missing topics."""
     wanted = {route.topic: route.source for route in routes}
     if not wanted:
         return {}
     for topic, source in wanted.items():
         if not is_topic_name(topic):
             raise ConfigurationError(
-                f"{topic!r} would be the re-drive topic, and is not a valid topic name: give the handler "
-                f"of {source!r} a group= of at most {249 - len(topic) + len(wanted)} of a-z A-Z 0-9 . _ -"
+                f"{topic!r} would be the redrive topic, and is not a valid topic name: give the handler "
+                f"of {source!r} a group= of at most {249 - len(topic) + len(wanted)} characters of a-z A-Z 0-9 . _ -"
             )
     if app.brokers.startswith("embedded://"):
         return Cluster(app.declared.bootstrap_servers(wanted), app.kafka).topics(sorted(wanted))

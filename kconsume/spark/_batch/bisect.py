@@ -1,7 +1,7 @@
-"""Parts of a micro-batch, for the search for records that fail: by partition first, then by halves of the offsets.
+"""Splits a micro-batch into parts, to find the records that fail: first one part for each partition, then halves.
 
-The rows of a small part are fetched to the driver and kept there, and the handler gets them as a frame of local rows.
-The reason: a job on Spark's cache takes as long for ten records as for ten thousand.
+The rows of a small part are fetched to the driver, and the handler gets a DataFrame of these local rows, because a job
+on Spark's cache takes as long for ten records as for ten thousand.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FETCH_BELOW = 20_000
 
 @dataclass(frozen=True, slots=True)
 class BatchPart:
-    """Some ranges of a micro-batch."""
+    """A part of a micro-batch: some of its ranges, or some rows of one range."""
 
     batch_frame: DataFrame
     """The frame of the micro-batch."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume.backends.base import Position, Positions
 from kconsume.errors import StoreError, StoreUnavailable
 from kconsume.failures.policy import Policy
@@ -35,7 +35,7 @@ class QueryControl(Protocol):
         ...
 
     def pause(self, seconds: float) -> bool:
-        """Wait; returns False if the query must end before the time is over."""
+        """Wait this long. Returns False if the query must end before the time is over."""
         ...
 
 
@@ -49,9 +49,9 @@ class BatchContext:
     ledger: Ledger
     cluster: Cluster
     reclaim: Callable[[Mapping[Partition, int]], Mapping[Partition, Position]]
-    """Raises the epochs of these partitions and returns the positions that the store has then."""
+    """Raises the epochs of these partitions, and returns their stored positions."""
     most_bytes: int
-    """The largest record that the outbox takes."""
+    """The size in bytes of the largest record that the outbox takes."""
     task: Callable[[Mapping[Partition, OffsetRange], int | None], Task] | None = None
     """Makes the task for the executors; None for a handler that runs in the driver."""
     outbox_rows_committed: Callable[[Mapping[Partition, int]], None] = lambda _: None
@@ -61,10 +61,10 @@ class BatchContext:
 def raise_unless_handler_failed(
     error: Exception, control: QueryControl, ranges: Sequence[OffsetRange], group: str
 ) -> None:
-    """Raise if the handler did not cause the error: for an interrupt, for lost records, for a failure of the store."""
+    """Raise if the handler did not cause the error: for an interrupt, deleted records, or a failure of the store."""
     texts = error_texts(error)
     if is_interrupt(texts, active=control.active):
-        raise interrupted("its job was interrupted") from None
+        raise interrupted("a job of the query was interrupted") from None
     if (line := data_loss_line(texts)) is not None:
         raise records_gone([f"{Plan(tuple(ranges))} was to be read, and Spark says: {line[:300]}"], group) from error
     if isinstance(error, StoreError):

@@ -1,4 +1,4 @@
-"""Makes dead letters from rows of a DataFrame or a table: each row becomes a record again, and the record a letter.
+"""Makes dead letters from rows of a DataFrame or a table. Each row is turned into a record, and that into a letter.
 
 The content of a letter is defined in `kconsume.failures.letter_headers`.
 """
@@ -25,7 +25,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class RowMessage:
-    """A row with the interface of the client's message."""
+    """A row with the methods of `confluent_kafka.Message`."""
 
     __slots__ = ("_row",)
 
@@ -66,7 +66,7 @@ class RowMessage:
 
 
 class TableMessages(Sequence[RowMessage]):
-    """The rows of a table with the interface of the client's messages. A row is converted when it is accessed."""
+    """The rows of a table with the methods of `confluent_kafka.Message`. A row is converted when it is accessed."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table
@@ -118,14 +118,14 @@ class FailedRow(NamedTuple):
     """A record that failed and is not tried again."""
 
     partition: Partition
-    """Where the record was read. Its dead letter may name another origin."""
+    """The partition from which the record was read. The letter may name an earlier place, from the record's headers."""
     letter: Letter
 
 
 def failed_row(
     row: Mapping[str, Any], error: BaseException, *, group: str, scopes: Mapping[str, str], attempts: int
 ) -> FailedRow:
-    """The row as a failed record.
+    """Make the dead letter of the row.
 
     Args:
         scopes: the beginning of `Record.id`, by topic.
@@ -154,7 +154,7 @@ def write_letters(
 
     Args:
         post: adds records of a partition to the outbox, in the transaction.
-        most: the largest record in bytes.
+        most: the size in bytes of the largest record that the outbox takes.
     """
     if dead_letter.table is not None:
         tx.keep(dead_letter.table, [each.letter.with_own_origin() for each in failed])

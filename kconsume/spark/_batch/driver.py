@@ -1,8 +1,9 @@
-"""Runs a handler of DataFrames in the driver: one transaction for a whole batch, retries, the search for failures.
+"""Runs a handler of DataFrames in the driver: retries, one transaction for a whole batch, the search for failures.
 
-A record that fails does not fail its batch. The handler is called with parts of the batch, each in a savepoint of its
-own: by partition, then by halves of the offsets, until each failing record is in a part of its own. These records
-become dead letters in the same transaction.
+With a `DeadLetter` or `on_error="skip"`, a failing record does not fail its batch. The handler is called with parts of
+the batch: one part for each partition, then halves of the offsets, until each failing record is in a part of its own.
+If the handler takes the transaction, each part has a savepoint. The failing records become dead letters in the
+transaction that moves the offsets, or are skipped.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 _log = EventLog("spark")
 
 _MOST_PARTS = 1000
-"""How often the handler is called to find the failing records of one batch: each call is a Spark job."""
+"""The largest number of handler calls in a search for the failing records of one batch. Each call is a Spark job."""
 
 
 class _HandlerRaised(Exception):
@@ -88,7 +89,7 @@ class DriverRunner:
 
     def _attempt(self, frame: DataFrame, ranges: Sequence[OffsetRange], batch: StreamBatch) -> None:
         if not self._context.call.wants_tx:
-            # The transaction begins after Spark's work, so that no rows are locked meanwhile.
+            # The transaction begins after the handler, so that no rows are locked while Spark works.
             self._call(frame, None, batch)
             failed, check_records = self._rejected(batch), self._start_records_check(ranges)
             with self._transaction(ranges) as tx:
@@ -108,7 +109,8 @@ class DriverRunner:
             raise _HandlerRaised(error) from error
 
     def _start_records_check(self, ranges: Sequence[OffsetRange]) -> Callable[[], None]:
-        """Ask the cluster, after the handler returned. The transaction begins while the cluster answers."""
+        """Ask the cluster, after the handler returned, whether the records still exist. The transaction can begin while
+        the cluster answers. The returned function waits for the answer, and raises if records are gone."""
         return start_records_check(self._context.cluster, ranges, self._positions, self._context.group)
 
     def _finish(
@@ -131,7 +133,7 @@ class DriverRunner:
             if self._letter_limit is not None and self._letter_limit.exceeds(len(failed)):
                 raise TooManyFailures(
                     f"{self._context.call.name}: {len(failed)} records of {Plan(tuple(ranges))} failed, which is more "
-                    f"than the limit of its dead letters allows; nothing was passed"
+                    f"than the limit of its dead letters allows; no offset was moved"
                 )
             outbox_rows = write_letters(failed, dead_letter, tx, tx.post, self._context.most_bytes)
         tx.finish(ranges, self._positions)
@@ -188,8 +190,8 @@ class DriverRunner:
         """Call the handler with parts of the batch. Returns the records that failed alone or that the handler rejected.
 
         Args:
-            number: the version number of the first part. Each part has its own number: a table that skips versions that
-                it has seen would otherwise skip all parts but the first.
+            number: `StreamBatch.number` of the first part. Each part has another number, because a table that skips
+                numbers that it has seen would skip all parts but the first.
         """
         failed: list[FailedRow] = []
         parts = [*reversed(BatchPart(frame, ranges).split())]
@@ -201,8 +203,8 @@ class DriverRunner:
             if (calls := calls + 1) > _MOST_PARTS:
                 raise TooManyFailures(
                     f"{self._context.call.name} failed on so many records of {Plan(ranges)} that they cannot be found "
-                    f"one by one: correct it, or let it name the bad records with batch.reject(df, why); nothing was "
-                    f"passed"
+                    f"one by one: correct the handler, or let the handler name the bad records with "
+                    f"batch.reject(df, why); no offset was moved"
                 )
             part_batch = self._batch(part.ranges, batch.attempt, number, batch.batch_id)
             number = None if number is None else number + 1
@@ -227,7 +229,7 @@ class DriverRunner:
         failed: list[FailedRow] = []
         for records, error in batch.rejected:
             frame = cast("DataFrame", records)
-            require_offset_columns(frame.columns, "it was given to reject")
+            require_offset_columns(frame.columns, "batch.reject() needs these columns to identify the records")
             failed += self._failed(frame.toArrow().to_pylist(), error, batch.attempt)
         return failed
 

@@ -1,7 +1,7 @@
-"""The driver's part of a handler that runs in executors: a Spark job whose tasks have transactions of their own.
+"""The driver's part of a handler that runs in executors: a Spark job in which each task has its own transaction.
 
-`kconsume.spark._batch.task` is what a task does. This module checks the ranges before the job, and reads the statuses
-of the tasks after it. A range without a status had no rows: the driver moves its offset in a transaction of its own.
+`kconsume.spark._batch.task` runs in the executors. This module checks the ranges before the job, and reads the statuses
+of the tasks after the job. A range without a status had no rows, so the driver moves its offset.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ExecutorRunner:
         self._control = control
 
     def run(self, df: DataFrame, plan: Plan, ranges: tuple[OffsetRange, ...], batch_id: int | None) -> None:
-        require_offset_columns(df.columns, "tasks know their partition by them")
+        require_offset_columns(df.columns, "each task reads its partition from these columns")
         check_one_task_per_range(df, plan.filled)
         self._check_records_exist(ranges)
         assert self._context.task is not None

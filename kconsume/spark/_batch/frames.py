@@ -1,4 +1,4 @@
-"""The frame of a micro-batch and its ranges: the rows of some ranges, and the check of one task for each range."""
+"""Selects the rows of some ranges from the frame of a micro-batch, and checks that each range has a task of its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _SOURCES = re.compile(r"\b(?:DataSourceRDD|KafkaSourceRDD)\b")
-"""The RDDs of Kafka sources, of a stream and of a batch read."""
+"""The RDDs of Spark's Kafka source, in a stream and in a batch read."""
 # RDDs that put the rows of one Kafka partition into several tasks, or the rows of several partitions into one task.
 _MIXING = re.compile(r"\b(ShuffledRowRDD|ShuffledRDD|CoalescedRDD|UnionRDD|CartesianRDD|ZippedPartitions\w*)\b")
 
@@ -38,7 +38,6 @@ def check_one_task_per_range(df: DataFrame, ranges: Sequence[OffsetRange]) -> No
 
 
 def rows_in_ranges(df: DataFrame, ranges: Sequence[OffsetRange]) -> DataFrame:
-    """The rows of these ranges."""
     from pyspark.sql import functions
 
     wanted = functions.lit(False)

@@ -23,7 +23,7 @@ _LOST = (
 )
 
 # Spark recognizes an interrupt that comes through Python by these words only (SPARK-39218). It searches for them with a
-# regular expression, which overflows the stack on the long message of the original error. This message is short.
+# regular expression, which overflows the stack on the long message of the original error. So this message is short.
 _WORDS = (
     "py4j.protocol.Py4JJavaError: An error occurred while calling kconsume.\n"
     ": java.lang.InterruptedException: the query is being stopped\n"
@@ -38,7 +38,7 @@ class QueryInterrupted(Exception):
 
 
 def interrupted(why: str) -> QueryInterrupted:
-    """The error to raise. Raise it `from None`: otherwise Spark would get the text of the whole chain."""
+    """The error to raise. Raise it `from None`: otherwise Spark gets the texts of all errors that led to it."""
     return QueryInterrupted(why)
 
 

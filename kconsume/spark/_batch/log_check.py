@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume.backends.base import Positions
 from kconsume.errors import OffsetOutOfRange, TopicRecreated
 from kconsume.records import Partition
@@ -44,7 +44,7 @@ def _compare(
         if known is not None and now is not None and known != now:
             raise TopicRecreated(
                 f"topic {each.partition.topic!r} had id {known} and now has {now}: it was deleted and made again while "
-                f"it was read. Nothing was passed. Choose: store.delete({group!r}) to begin where start= says, or "
+                f"it was read. Nothing was skipped. Choose: store.delete({group!r}) to begin where start= says, or "
                 f"consume under a new group"
             )
     begins = begins_of()
@@ -55,7 +55,7 @@ def _compare(
 
 def records_gone(facts: Iterable[str], group: str) -> OffsetOutOfRange:
     return OffsetOutOfRange(
-        f"records are gone that were not handled: {'; '.join(facts)}. Retention deleted them, or the topic was made "
-        f"again. Nothing was passed. Choose: store.reset({group!r}, {{partition: offset}}) to skip them, or a longer "
-        f"retention"
+        f"records were deleted before they were handled: {'; '.join(facts)}. Retention deleted them, or the topic was "
+        f"made again. Nothing was skipped. To skip these records, call store.reset({group!r}, {{partition: offset}}); "
+        f"to keep records longer, set a longer retention"
     )

@@ -44,7 +44,7 @@ class MicroBatchRunner:
     """Runs the micro-batches of one query, one after the other."""
 
     def __init__(self, context: BatchContext, positions: dict[Partition, Position]) -> None:
-        """positions: the stored offset and our epoch of each claimed partition. This object updates them."""
+        """positions: the stored offset and our epoch, by claimed partition. `run` updates the mapping."""
         self._context = context
         self._positions = positions
         self.nothing_applied = True
@@ -88,7 +88,7 @@ class MicroBatchRunner:
             if decision is Decision.GAP:
                 raise OffsetGap(
                     f"the batch begins at {each}, and group {self._context.group!r} stands at {at} in the store: "
-                    f"{each.first - at} offsets would be lost. Nothing was passed. Begin where the store stands: "
+                    f"{each.first - at} offsets would be lost. No offset was moved. Begin at the stored offsets: "
                     f"delete the checkpoint folder and read with startingOffsets=kconsume.spark.starting_offsets(…)"
                 )
             if decision is Decision.FENCED and not self.nothing_applied:
@@ -104,7 +104,7 @@ class MicroBatchRunner:
         self, df: DataFrame, plan: Plan, ranges: tuple[OffsetRange, ...], batch_id: int | None, control: QueryControl
     ) -> None:
         if ranges != plan.filled:
-            require_offset_columns(df.columns, "a part of the batch is done already")
+            require_offset_columns(df.columns, "a part of the batch was applied before and must be left out")
             _log.info("batch partly applied before", planned=plan.filled, remaining=ranges)
         number = self._context.ledger.begin_plan(Plan(ranges))
         frame = df if ranges == plan.filled else rows_in_ranges(df, ranges)
@@ -119,8 +119,8 @@ class MicroBatchRunner:
     def _reclaim(self, error: StoreUnavailable, since: float, control: QueryControl) -> None:
         """Wait for the store, raise the epochs, and read the positions again.
 
-        After `StoreUnavailable` the outcome of the transaction is unknown. Once the epochs are raised, the transaction
-        has ended or can no longer commit, so the offsets in the store then show its outcome.
+        After `StoreUnavailable` the outcome of the transaction is unknown. When the epochs are raised, the transaction
+        has ended or can no longer commit. From then on the offsets in the store show the outcome.
         """
         pause = 0.25
         while True:

@@ -38,7 +38,7 @@ class RangeRows:
         return self._schema or self._first.schema
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows, once. `drain` reads and checks the rows that a handler has not taken."""
+        """Yields each row once. `drain` reads and checks the rows that a handler has not taken."""
         assert self._first is not None
         if not self._first_was_yielded:
             self._first_was_yielded = True
@@ -76,8 +76,7 @@ class RangeRows:
         if batch.num_rows and not _is_in(batch, self.planned):
             self._source_error = TransactionMisused(
                 f"a task got rows outside of {self.planned}, so the rows cannot be matched to ranges: give "
-                f"for_each_partition "
-                f"the frame as it came from Kafka, without repartition, coalesce, union or join"
+                f"for_each_partition the frame as it came from Kafka, without repartition, coalesce, union or join"
             )
             raise self._source_error
         return batch if self._schema is None else batch.cast(self._schema)

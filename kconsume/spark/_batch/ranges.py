@@ -64,18 +64,18 @@ class OffsetRange:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one micro-batch covers: one range for each partition, sorted by partition. A range may be empty."""
+    """The ranges of one micro-batch: one for each partition, sorted by partition. A range may be empty."""
 
     ranges: tuple[OffsetRange, ...]
 
     @classmethod
     def between(cls, start: Offsets, end: Offsets) -> Plan:
-        """The plan of the batch between the ends of two batches.
+        """The plan of a batch.
 
         Args:
-            start: the end of the batch before. A partition that is missing here was added since; Spark begins it at 0,
-                and fails if offset 0 is gone.
-            end: the end of the batch.
+            start: the end offsets of the batch before. A partition that is missing here was added later. Spark begins
+                it at offset 0, and fails if offset 0 is gone.
+            end: the end offsets of the batch.
         """
         ranges = tuple(sorted(OffsetRange(p, start.get(p, 0), offset) for p, offset in end.items()))
         for each in ranges:

@@ -19,19 +19,22 @@ if TYPE_CHECKING:
 
 
 class StreamBatch(Batch):
-    """A micro-batch: a `Batch` that knows its ranges; its records are in the frame.
+    """A micro-batch of Spark: its offset ranges and its identifiers. Its records are in the DataFrame.
 
-    `id` is the same for the same ranges, at every attempt and after every restart. It is the idempotency key for work
-    outside of the transaction. `batch_id` is Spark's own number, and begins at 0 again in a new checkpoint.
+    `id` is the same for the same ranges, at every attempt and after every restart. Use it as the idempotency key for
+    work outside of the transaction. `batch_id` is Spark's own number, which begins at 0 again in a new checkpoint.
 
-    `number` is a version for a table that skips a write whose version it has seen, such as Delta's `txnVersion`. Each
-    query needs a `txnAppId` of its own, for example the group and the name of the handler. A later call has a higher
-    number; only the same batch, tried again or run again after a restart, has the same number. When kconsume calls the
-    handler with parts of a batch to find bad records, each part has a number of its own. A search that was interrupted
-    begins again with higher numbers. So the table takes each row at least once. The table takes each row exactly once
-    if the handler writes to the table last, if the checkpoint folder is kept, and if there is no search. There is no
-    search with `on_error="stop"`, or if the handler names the bad records by `reject`. `number` is None in executors,
-    and with a store other than PostgreSQL.
+    `number` is a version for a table that skips a version that it has seen, such as Delta's `txnVersion`. Give each
+    query a `txnAppId` of its own, for example the group and the name of the handler.
+
+    - A batch that is tried again, or run again after a restart, keeps its number. Any later batch has a higher number.
+    - To find bad records, kconsume calls the handler with parts of a batch. Each part has a number of its own. A search
+      that was interrupted begins again with higher numbers.
+    - So the table takes each row at least once. It takes each row exactly once if there is no such search, if the
+      handler writes to the table last, and if the checkpoint folder is kept. There is no search with
+      `on_error="stop"`, or if the handler names the bad records by `reject`.
+
+    `number` is None in executors, and with a store other than PostgreSQL.
     """
 
     __slots__ = ("batch_id", "group", "number", "ranges", "rejected", "rejects")
@@ -59,7 +62,7 @@ class StreamBatch(Batch):
         return f"{self.group}:{','.join(map(str, self.ranges))}"
 
     def reject(self, records: DataFrame | pa.Table, reason: str | BaseException) -> None:
-        """Make these records dead letters after the handler returned, in its transaction.
+        """Make these records dead letters. They are written after the handler returned, in the batch's transaction.
 
         Args:
             records: rows with the columns topic, partition and offset. They should also have key, value, headers and
@@ -123,7 +126,7 @@ class RangeBatch(StreamBatch):
 
 
 class _RecordsInFrame(Sequence[Message]):
-    """Stands for the records that the batch does not have: each access raises."""
+    """Takes the place of the records, which are only in the DataFrame. Each access raises `ConfigurationError`."""
 
     def __getitem__(self, index: object) -> NoReturn:
         self._refuse()

@@ -86,7 +86,7 @@ class Task:
     scopes: Mapping[str, str]
     """The beginning of `Record.id`, by topic."""
     most_bytes: int
-    """The largest record that the outbox takes."""
+    """The size in bytes of the largest record that the outbox takes."""
     batch_id: int | None
     in_stream: bool = False
     """True if the rows are whole records, as `stream` reads them. The handler then gets the columns and types that it
@@ -104,7 +104,7 @@ class Task:
             return None
         planned = self.ranges.get(partition)
         if planned is None:
-            return RangeStatus(*partition, "skipped", 0, 0, "it was done before the batch began")
+            return RangeStatus(*partition, "skipped", 0, 0, "the range was applied before the batch began")
         rows.planned = planned
         try:
             return _RangeRun(self, planned, rows).status()
@@ -118,7 +118,7 @@ class Task:
         stored = worker_store(self.address).load(self.group, [planned.partition]).get(planned.partition)
         ours = stored is not None and stored.epoch == self.epochs[planned.partition]
         if stored is not None and ours and planned.decide(stored.next_offset) is Decision.SKIP:
-            return RangeStatus(*planned.partition, "skipped", 0, 0, "another task of the same range was first")
+            return RangeStatus(*planned.partition, "skipped", 0, 0, "another task of the same range committed first")
         return RangeStatus(*planned.partition, "fenced", 0, 0, str(error))
 
 
@@ -139,7 +139,7 @@ class _RangeRun:
         partition = self._range.partition
         stored = self._store.load(self._task.group, [partition]).get(partition)
         if stored is not None and self._range.decide(stored.next_offset) is Decision.SKIP:
-            return RangeStatus(*partition, "skipped", 0, 0, "it was done by an earlier attempt")
+            return RangeStatus(*partition, "skipped", 0, 0, "an earlier attempt applied the range")
         began, attempt, conflicts = time.monotonic(), 1, 0
         while True:
             try:
@@ -241,7 +241,7 @@ class _RangeRun:
             call(records, tx.connection, batch)
 
     def _batch(self, attempt: int, table: pa.Table | None) -> RangeBatch:
-        """Only a handler of a table gets a batch with records. An iterator is not read in advance to fill a batch."""
+        """The handler's batch. It has records only if the handler takes a table: an iterator is not read in advance."""
         task = self._task
         return RangeBatch(
             task.group,

@@ -1,8 +1,8 @@
 """Makes a DataFrame of a `pyarrow.Table`, fast, and in parts that fit into a Spark task.
 
-With Spark's defaults a small table is decoded row by row in the driver, a larger one is cut into parts of 10,000 rows,
-and no part has a limit in bytes. With the settings here the same table takes a third of the time (measured). The
-settings belong to the session, so they are restored afterwards, and only one thread at a time may change them.
+With Spark's defaults a small table is decoded row by row in the driver, a larger table is cut into parts of 10,000
+rows, and no part has a limit in bytes. With the settings of this module the same table takes a third of the time
+(measured). The settings belong to the session. They are restored afterwards, and one thread at a time changes them.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ def to_dataframe(spark: SparkSession, table: pyarrow.Table, *, part_bytes: int =
     """The table as a DataFrame of this session, in about as many parts as there are cores.
 
     Args:
+        spark: the session.
+        table: the rows.
         part_bytes: the largest size of a part.
     """
     chunks, rows = cut(table, parallelism(spark), part_bytes)
@@ -43,7 +45,7 @@ def to_dataframe(spark: SparkSession, table: pyarrow.Table, *, part_bytes: int =
 
 
 def cut(table: pyarrow.Table, parts: int, part_bytes: int = PART_BYTES) -> tuple[pyarrow.Table, int]:
-    """The same rows in chunks, and the number of rows of a chunk that go into one part.
+    """Cut the table into chunks for parts. Returns the table, and the number of rows that Spark shall put in a part.
 
     Args:
         parts: about how many parts to make.

@@ -1,8 +1,8 @@
-"""Provides handlers with a DataFrame for each batch, and with the session that it is made in.
+"""Provides handlers with a DataFrame for each batch, and with the Spark session of these DataFrames.
 
 Recognises annotations by their names, so that importing this module does not import PySpark. The session is a resource
-like others. If the app declares none, kconsume opens one for the run, and closes it after the run unless it was there
-before.
+of the app. If the app declares no session, kconsume uses the session of this process. If there is none, kconsume opens
+a session, and closes it after the run.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def frame_type(hint: object) -> FrameType | None:
-    """Recognise `pyspark.sql.DataFrame` in each of its two forms. The DataFrame of pandas on Spark is another type."""
+    """Recognise `pyspark.sql.DataFrame`, classic or Spark Connect, but not a DataFrame of `pyspark.pandas`."""
     return FrameType(_session_type(), frame_of) if _is_spark_sql(hint, "DataFrame") else None
 
 
 def default_session(hint: object) -> Resource | None:
-    """Return the resource for apps that declare no session of their own, if the annotation is that of a session."""
+    """Return the resource that is used if the app declares no session; None if the annotation is not a session's."""
     if not _is_spark_sql(hint, "SparkSession"):
         return None
     return Resource("spark", _session_type(), _session, {}, is_default=True)

@@ -1,13 +1,13 @@
 """Writes the rows of a `pyarrow.Table` into a table of PostgreSQL, by COPY, in the transaction of the caller.
 
-Spark's own JDBC writer commits each partition on a connection of its own, so that no offset can be a part of its
-transaction. Here the rows are in the transaction of the offset store. If the sink has a `url`, the rows are instead in
-a transaction with a row of `kconsume_sink_ranges` that holds the next offset to write. The transaction locks that row
-first, so the second of two writers waits, and then sees what the first has written.
+Spark's own JDBC writer commits each partition on a connection of its own, so its transaction cannot include an offset.
+Here the rows are in the transaction of the offset store. If the sink has a `url`, the rows are instead in a transaction
+with a row of `kconsume_sink_ranges` that holds the next offset to write. The transaction locks that row first, so the
+second of two writers waits, and then sees what the first has written.
 
-Each row of `kconsume_sink_ranges` belongs to one sink. The first sink that writes a partition takes the row whose
-target is only the table's name, and is recorded in `kconsume_sink_owners`. Earlier versions know only this row. The
-target of any other sink's row is the table and the sink. This module does not use Spark.
+Each row of `kconsume_sink_ranges` belongs to one sink. Its column `target` identifies the sink: the first sink that
+writes a partition has the name of the table, any other sink has the name of the table and its own id. The first sink is
+recorded in `kconsume_sink_owners`. Earlier versions had only rows of first sinks. This module does not use Spark.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class RangeTable:
 
     @contextmanager
     def transaction(self, source: RangeSource, sink: SinkId, last: int) -> Iterator[tuple[psycopg.Connection, int]]:
-        """A transaction that records the offsets up to `last` as written, with the first offset that was not written
-        before. COMMIT follows when the block ends."""
+        """A transaction, and the first offset that is not written yet. At the end of the block the offsets up to `last`
+        are recorded as written, and the transaction commits."""
         with connect(self._url) as connection:
             if not self._tables_exist:
                 connection.execute(_CREATE_TABLES)
@@ -118,7 +118,7 @@ class RangeTable:
             connection.execute(_MOVE, (max(row[0], last + 1), *key))
 
     def _key(self, connection: psycopg.Connection, source: RangeSource, sink: SinkId) -> Key:
-        """The key of this sink's row. Takes the row whose target is only the table's name if no sink has taken it."""
+        """The key of this sink's row. The first sink that writes the partition gets the row with the table's name."""
         first = (self._target, source.topic, source.partition, source.topic_id)
         taken = connection.execute(_TAKE_ROW, (*first, str(sink))).rowcount
         owner = connection.execute(_OWNER, first).fetchone()
@@ -132,6 +132,7 @@ class RangeTable:
                 partition=partition,
                 sink=sink,
                 offset=earlier[0],
+                effect="offsets below this one are not written again: an earlier version of kconsume has written them",
             )
         assert owner is not None
         if owner[0] == str(sink):
@@ -158,12 +159,12 @@ def connect(url: str) -> psycopg.Connection:
 
 
 def check_address(url: str) -> str:
-    """The address as psycopg reads it. Spark's own addresses begin with `jdbc:`."""
+    """The address as psycopg reads it: without the `jdbc:` of Spark's addresses."""
     address = url.removeprefix("jdbc:")
     if not address.startswith(("postgresql://", "postgres://")):
         raise ConfigurationError(
             f"SparkSink(url={url.partition('//')[0]}//…) names no PostgreSQL, and only PostgreSQL can keep rows and "
             f"their range in one transaction: write url='postgresql://host/database', or take the DataFrame in a "
-            f"handler of your own (df.write.jdbc), at least once"
+            f"handler of your own (df.write.jdbc), with the guarantee at least once"
         )
     return address

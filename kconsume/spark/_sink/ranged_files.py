@@ -1,21 +1,22 @@
 """Files named by the range of offsets they hold, in a folder that never shows a range twice or in part.
 
-No Spark here: the caller makes a file in a staging folder, and this module moves it to its place.
+This module does not use Spark: the caller makes a file in a staging folder, and this module moves the file to its
+place.
 
-Each partition of a topic has a chain of notes in `_kconsume/`; readers ignore names that begin with an underscore. A
-note records a range. The name of the note is the offset at which the chain ended before. A hard link makes the note,
-and fails if the name exists. So only one of two writers makes the note, even if their ranges differ. Two such writers
-are a frozen writer and its successor, or a writer that was killed and its next run. The note decides which file is
-valid. The file is moved to its place after the note is made; any writer may move it, and moving it twice does no harm.
-A kill leaves one of three states: a file that no reader sees; a note whose file is moved to its place when the
-partition is opened next; or the finished file.
+Each partition of a topic has a chain of notes in `_kconsume/` (readers ignore names that begin with an underscore). A
+note is a small file that records one range. Its name is the end of the range before. The note is made by a hard link,
+which fails if the name exists. So if two writers publish at once, for example a frozen writer and its successor, only
+one of them makes the note, even if their ranges differ. The note decides which data file is valid. Then the data file
+is moved to its place. Any writer may move it, and moving it twice does no harm. After a kill there is one of three
+states: a file that no reader sees; a note whose file is moved to its place when a writer next opens the partition; or
+the file in its place.
 
-A chain belongs to one sink: a group, and the sink's name if it has one. The first sink that writes a partition takes
-the chain in `notes/`, and is recorded in `owners/`. Earlier versions know only the chain in `notes/`. Any other sink
-has a chain of its own in `others/`, so that a sink does not skip a range that another sink has written.
+A chain belongs to one sink: a group, and the sink's name if it has one. The first sink that writes a partition uses
+the chain in `notes/`, and is recorded in `owners/`. Earlier versions had only the chain in `notes/`. Any other sink
+has a chain of its own in `others/`, so that it does not skip a range that the first sink has written.
 
-A file begins in `aside/`, where the next owner of the partition may remove it. Before its note is made it moves to
-`kept/`, where no writer may remove it: a file that a note names always exists.
+A data file begins in `aside/`, where the next owner of the partition may remove it. Before its note is made the file
+moves to `kept/`, where no writer may remove it. So a file that a note names always exists.
 
 Files and folders are synced to the disk before the offset is committed.
 """
@@ -87,9 +88,12 @@ class RangedFiles:
     """Writes files into the folder, for one process. Several processes may write into one folder at once."""
 
     def __init__(self, folder: Path, suffix: str, sink: SinkId, writer: str | None = None) -> None:
-        """suffix: the ending of the files' names.
+        """Make the object, without I/O.
 
         Args:
+            folder: the folder that users read.
+            suffix: the ending of the files' names.
+            sink: the sink that writes.
             writer: the common name of writers of which only one at a time writes a partition; by default the group.
                 Each of these writers removes the files that an earlier one left in `aside/`.
         """
@@ -110,7 +114,7 @@ class RangedFiles:
 
     @contextmanager
     def staging(self, source: RangeSource) -> Iterator[Path]:
-        """A path at which the caller makes a folder with the file. The folder is removed after the block."""
+        """The path of a folder that the caller creates, with the data file in it. It is removed after the block."""
         folder = self._aside_folder(source) / uuid.uuid4().hex
         folder.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -161,7 +165,8 @@ class RangedFiles:
                 raise
             raise ConfigurationError(
                 f"{self.folder} is on a file system without hard links ({error}), so a range could be written twice: "
-                f"write to another file system, or take the DataFrame in a handler of your own, at least once"
+                f"write to another file system, or take the DataFrame in a handler of your own, with the guarantee at "
+                f"least once"
             ) from error
         finally:
             temporary.unlink()
@@ -222,8 +227,8 @@ class RangedFiles:
         return owner == self._sink
 
     def _has_files_of_other_groups(self, source: RangeSource) -> bool:
-        """True if only other groups have written the chain. Earlier versions did not record the owner, but each group
-        that writes has a folder in `aside/`."""
+        """True if groups have written the chain, and this group is not one of them. Earlier versions did not record the
+        owner of a chain, but each group that writes has a folder in `aside/`."""
         writers = {path.parent.name for path in (self._notes / "aside").glob(f"*/{source.name}")}
         return bool(writers) and self._writer not in writers
 

@@ -2,9 +2,9 @@
 
     app.consume("clicks", batch=Batching(records=100_000, wait=5.0))(SparkSink(path="/data/clicks", rows=Click))
 
-Its own signature declares what it gets, so that retries, dead letters and `check` treat it as any handler. It takes the
-batch as a table and makes the DataFrame itself, from the rows that are not written yet. `ranged_files` and
-`postgres_copy` guarantee that a range is written once.
+The sink is a handler with a signature, so retries, dead letters and `check` work as for any handler. It takes the batch
+as a table, and makes a DataFrame of the rows that are not written yet. `ranged_files` and `postgres_copy` guarantee
+that a range is written once.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class SparkSink:
         format: `"parquet"` (default) or `"orc"` for `path`, `"jdbc"` for `table`.
         rows: the model whose fields are the columns; without it the columns are key, value, topic, partition, offset,
             timestamp and headers.
-        transform: makes the DataFrame to write from the DataFrame of a batch. Must be deterministic, and row by row.
+        transform: makes the DataFrame to write from the DataFrame of a batch. Must be deterministic, and must not
+            combine rows, because a batch may be cut at another offset when it is written again.
         url: a PostgreSQL database for `table`; without it the rows are written in the transaction of
             `offsets="postgresql://…"`.
         options: `compression`, and properties of the format such as `parquet.page.size`.
@@ -90,7 +91,7 @@ class SparkSink:
         self._write(*arguments, **named)
 
     def _declare(self, write: Callable[..., None], guarantee: str, **parameters: object) -> None:
-        """Set what the sink does, its promise, and its signature: rows and batch, and these parameters by type."""
+        """Set the function that writes, the guarantee, and the signature: `rows`, `batch` and the given parameters."""
         import pyarrow
 
         table = pyarrow.Table if self._rows is None else Annotated[pyarrow.Table, self._rows]
@@ -110,8 +111,8 @@ class SparkSink:
         self._files: dict[SinkId, RangedFiles] = {}
         self._declare(
             self._write_file,
-            f"exactly once: each range of offsets is one {self._format} file in {folder}, in its place whole or not at "
-            f"all, and never twice",
+            f"exactly once: each range of offsets is one {self._format} file in {folder}, which readers see complete "
+            f"or not at all, and never twice",
             spark=SparkSession,
         )
 
@@ -126,7 +127,7 @@ class SparkSink:
             with files.staging(source) as folder:
                 describe(spark, batch.topic, batch.partition, first, batch.last)
                 frame = self._transformed(to_dataframe(spark, new)).coalesce(1)
-                # Without a scheme Spark would take the folder for one on its default file system.
+                # Without a scheme Spark would look for the folder on its default file system.
                 frame.write.format(self._format).options(**self._options).save(f"file:{folder}")
                 if files.publish(source, _only_file(folder, self._format), end, first, batch.last):
                     return
@@ -231,9 +232,9 @@ def _local(path: str | Path) -> Path:
         return Path("/" + rest.lstrip("/"))
     if "://" in text or (colon and "/" not in scheme and len(scheme) > 1):
         raise ConfigurationError(
-            f"SparkSink(path={text!r}) is not on a file system of this machine, and only there a file is moved to its "
-            f"place in one step: name a folder, which may be a mounted one, or take the DataFrame in a handler of your "
-            f"own (df.write.save({text!r})), at least once"
+            f"SparkSink(path={text!r}) is not on a file system of this machine, and on other file systems a file is "
+            f"not moved to its place in one step: name a folder, which may be a mounted one, or take the DataFrame in "
+            f"a handler of your own (df.write.save({text!r})), with the guarantee at least once"
         )
     return Path(text).absolute()
 
@@ -246,23 +247,25 @@ def _check(
     if format not in FORMATS:
         raise ConfigurationError(
             f"SparkSink(format={format!r}) is not offered: choose {', '.join(FORMATS)}, or take the DataFrame in a "
-            f"handler of your own (df.write.format({format!r}), with concurrency=1), at least once"
+            f"handler of your own (df.write.format({format!r}), with concurrency=1), with the guarantee at least once"
         )
     if format == "jdbc" and table is None:
-        raise ConfigurationError("SparkSink(format='jdbc') writes rows into a table: name it, table='clicks'")
+        raise ConfigurationError("SparkSink(format='jdbc') writes rows into a table: give its name, table='clicks'")
     if format != "jdbc" and table is not None:
         # All writers that append to a table share a temporary folder of Spark's committer, and the first writer that
         # ends removes the folder.
         raise ConfigurationError(
             f"SparkSink(table={table!r}) is a table of PostgreSQL, format='jdbc'; {format} files go into a folder, "
             f"path=…, which Spark reads as a table; for one of Spark's catalog take the DataFrame in a handler of your "
-            f"own (df.write.saveAsTable({table!r}), with concurrency=1), at least once"
+            f"own (df.write.saveAsTable({table!r}), with concurrency=1), with the guarantee at least once"
         )
     if format != "jdbc" and url is not None:
-        raise ConfigurationError("SparkSink(url=...) is the database of format='jdbc': add that, or leave url= out")
+        raise ConfigurationError(
+            "SparkSink(url=...) is the database of format='jdbc': give table= instead of path=, or leave url= out"
+        )
     if format == "jdbc" and options:
         raise ConfigurationError(
-            "SparkSink(options=...) is for Spark's writers, and format='jdbc' is written by COPY: leave it out"
+            "SparkSink(options=...) is for Spark's writers, and format='jdbc' is written by COPY: leave options= out"
         )
     for name in options or {}:
         _check_option(name)
@@ -276,8 +279,8 @@ def _check_option(name: str) -> None:
     if name.lower() in _SEVERAL_FILES:
         raise ConfigurationError(
             f"SparkSink(options={{{name!r}: …}}) is not offered: a range of offsets is one file, and this option makes "
-            f"several; write the DataFrame in a handler of your own (df.write.partitionBy(…), with concurrency=1), at "
-            f"least once"
+            f"several; write the DataFrame in a handler of your own (df.write.partitionBy(…), with concurrency=1), "
+            f"with the guarantee at least once"
         )
     if name.lower() != "compression" and "." not in name:
         raise ConfigurationError(

@@ -1,8 +1,8 @@
 """A query's checkpoint: reads its offset log, and chooses the folder with which a stream continues.
 
-The offsets in the store decide; the checkpoint is a log that can be deleted. `CheckpointGuard` compares the two before
-a query starts. If they agree the folder is used again; if not, a new generation of it (`gen-0002`) begins at the stored
-offsets. Nothing here writes into a folder of Spark's.
+The offsets in the store decide; the checkpoint is a log that can be deleted. `CheckpointGuard` compares the checkpoint
+with the store before a query starts. If they agree, the query continues in the same folder. If not, it begins at the
+stored offsets in a new generation of the folder (`gen-0002`). This module writes nothing into Spark's own folders.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class OffsetLog:
         self._last: tuple[int, dict[Partition, int]] | None = None
 
     def plan(self, batch: int) -> Plan:
-        """The ranges of a batch. Its end was written before it ran; its beginning is the end of the batch before."""
+        """The ranges of a batch: from the end of the batch before to the end that Spark wrote before the batch ran."""
         source, end = self._end(batch)
         if self._last is not None and self._last[0] == batch - 1:
             start = self._last[1]
@@ -95,10 +95,11 @@ class CheckpointGuard:
     """Chooses the generation of a checkpoint folder that agrees with the store."""
 
     def __init__(self, files: Folder, base: str, identity: Mapping[str, str]) -> None:
-        """files: the base folder.
+        """Make the guard, without I/O.
 
         Args:
-            base: its path, for messages.
+            files: the base folder.
+            base: the path of the base folder, for messages.
             identity: the query to which the folder belongs: its group and its topics.
         """
         self._files = files
@@ -141,7 +142,7 @@ class CheckpointGuard:
             ranges=plan,
             stored={str(p): stored.get(p) for p in plan.partitions},
             new_generation=f"gen-{number:04}",
-            hint="the store decides: the stream begins at the stored offsets, in a new generation of the folder",
+            hint="the offsets in the store decide: the stream begins there, in a new generation of the folder",
         )
         return self._new(number)
 
@@ -167,7 +168,7 @@ class CheckpointGuard:
             if known.get(what) != value:
                 raise CheckpointMismatch(
                     f"checkpoint={self._base!r} belongs to another query: its {what} is {known.get(what)!r}, and "
-                    f"here it is {value!r}; name a folder of its own; the offsets are in the store"
+                    f"here it is {value!r}; name another folder; the offsets are in the store"
                 )
 
 

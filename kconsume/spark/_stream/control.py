@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kconsume._config.client_settings import ClientValue
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume.backends.base import OffsetStore
 from kconsume.backends.registry import open_store
 from kconsume.errors import ConfigurationError
@@ -50,7 +50,8 @@ def request_stop(store: str | OffsetStore, group: str, name: str | None = None) 
         store: where the offsets are kept, an address or a store. Must be PostgreSQL.
         group: the consumer group.
         name: only the queries of this name. A query of `foreach_batch` has the name of its handler; a second query of
-            that name in the group has its topics after the name.
+            that name in the group has its topics after the name. A query of `stream` has its topics or its pattern as
+            the name.
 
     Returns the names of the queries that were asked to stop.
     """

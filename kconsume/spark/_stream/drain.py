@@ -1,12 +1,12 @@
 """Stops a query so that no batch is handled without a commit.
 
 `query.stop()` interrupts the running batch. If its handler had just succeeded, the batch gets no entry in Spark's
-commit log, and is run again. So a drain first closes the gate, and no further batch begins. When the running batch has
-ended and Spark has committed it, the query is stopped. A batch that Spark begins in between waits at the gate for the
-interrupt, and passes the interrupt on.
+commit log, and is run again. So a drain first closes the `Gate`: no further handler is called. When the running batch
+has ended and Spark has committed it, the drain stops the query. If Spark begins another batch before that, this batch
+waits until Spark interrupts it, and raises the interrupt.
 
-A signal reaches Python if Python was started by the user (`python app.py`). Under spark-submit the JVM is the parent
-and gets the signal. There a shutdown hook of the JVM drains, before Spark's own hook stops the context.
+A signal reaches Python if the user started Python (`python app.py`). Under spark-submit the JVM is the parent and gets
+the signal. Then a shutdown hook of the JVM drains the query, before Spark's own hook stops the context.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class Gate:
 
     @contextmanager
     def batch(self, number: int, query: RunningQuery) -> Iterator[None]:
-        """Run a batch in the block. At a closed gate the block does not run: waits for the interrupt and raises it."""
+        """Run a batch in the block. If the gate is closed, the block does not run: this call waits until Spark
+        interrupts the batch, and raises the interrupt."""
         with self._guard:
             self.running = not self._closed
         if not self.running:
@@ -90,8 +91,8 @@ class Gate:
 def await_interrupt(query: RunningQuery) -> None:
     """Wait until Spark interrupts the batch, then raise the interrupt.
 
-    A batch that starts during a drain must not work, because its work would be undone. The batch must not return
-    normally, because Spark would regard it as done.
+    A batch that starts during a drain must not call its handler, because the query is about to be stopped. The batch
+    must not return normally, because Spark would regard it as done.
     """
     deadline = time.monotonic() + _INTERRUPT_PATIENCE
     while time.monotonic() < deadline:
@@ -101,7 +102,7 @@ def await_interrupt(query: RunningQuery) -> None:
             if is_interrupt(error_texts(error), active=query.active):
                 break
             raise
-    raise interrupted("it was draining") from None
+    raise interrupted("the query was draining") from None
 
 
 class StoppableQuery(Protocol):
@@ -136,7 +137,7 @@ def drain_query(query: StoppableQuery, gate: Gate, timeout: float) -> bool:
             "drain timed out",
             query=query.id,
             seconds=timeout,
-            hint="the running batch is interrupted and comes again; allow more time if its handler needs it",
+            hint="the running batch is interrupted and will run again; allow more time if its handler needs it",
         )
     query.stop()
     return in_time
@@ -151,8 +152,8 @@ def _is_committed(query: StoppableQuery, batch: int | None) -> bool:
 
 @contextmanager
 def on_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """While the block runs, SIGTERM and SIGINT call `stop`, and have no other effect. On other threads than the main
-    thread this does nothing, because Python cannot set signal handlers there."""
+    """While the block runs, SIGTERM and SIGINT call `stop`, and have no other effect. Outside of the main thread this
+    does nothing, because Python sets signal handlers only there."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -31,7 +31,7 @@ class Folder(Protocol):
 
 
 class LocalFolder:
-    """A folder on this machine, read without the JVM. Each batch reads, and the JVM takes a hundred times as long."""
+    """A folder on this machine. Each batch reads the folder, and a read through the JVM is a hundred times slower."""
 
     def __init__(self, root: str) -> None:
         self._root = Path(root)
@@ -55,7 +55,7 @@ class LocalFolder:
 
 
 class HadoopFolder:
-    """A folder on a file system of Hadoop's, through the driver's JVM."""
+    """A folder on a file system that Hadoop supports, reached through the driver's JVM."""
 
     def __init__(self, spark: SparkSession, root: str) -> None:
         self._path_of = java_class(spark, "org.apache.hadoop.fs.Path")
@@ -121,7 +121,7 @@ def qualified_path(spark: SparkSession, folder: str) -> str:
 
 
 def open_folder(spark: SparkSession, root: str) -> Folder:
-    """root: a folder with its file system, as `qualified_path` and Spark give it."""
+    """The folder at `root`: a path with its file system, as `qualified_path` and Spark return it."""
     if root.startswith("file:/"):
         return LocalFolder("/" + root.removeprefix("file:").lstrip("/"))
     return HadoopFolder(spark, root)

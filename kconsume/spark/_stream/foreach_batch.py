@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeAlias
 from kconsume._config.client_settings import ClientValue, check_group
 from kconsume._config.options import StartPolicy
 from kconsume._event_log import EventLog
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._kafka.producer import most_bytes
 from kconsume.backends.base import OffsetStore
 from kconsume.backends.kafka import KafkaStore
@@ -69,7 +69,7 @@ def foreach_batch(
     on_error: OnError = "stop",
     mirror: bool = True,
 ) -> ForeachBatch:
-    """The function for `writeStream.foreachBatch`: calls the handler and applies each offset range once.
+    """The function for `writeStream.foreachBatch`: calls the handler for the offsets that the store does not have yet.
 
     Args:
         handler: `handler(df, …)` is called in the driver, or in executors if it is marked `for_each_partition`. Further
@@ -103,13 +103,13 @@ def foreach_batch(
 
 
 CallReader: TypeAlias = Callable[[Sequence[type], str], HandlerCall]
-"""Makes the call of a handler from the types of the store's transaction and the store's address."""
+"""Returns the call of a handler. Takes the types of the store's transaction, and the address of the store."""
 
 _instances: weakref.WeakSet[ForeachBatch] = weakref.WeakSet()
 
 
 class ForeachBatch:
-    """A handler as Spark calls it; `foreach_batch` makes it.
+    """What `foreach_batch` returns: Spark calls this object with each batch, and the object calls the handler.
 
     Spark calls it on a thread of the query. `drain`, `close` and `lag` may be called on any thread.
     """
@@ -126,7 +126,7 @@ class ForeachBatch:
         mirror: bool = True,
         key: str | None = None,
     ) -> None:
-        """As `foreach_batch`, and:
+        """The parameters are those of `foreach_batch`, and:
 
         Args:
             call_reader: makes the call of the handler.
@@ -172,8 +172,8 @@ class ForeachBatch:
     def __reduce__(self) -> NoReturn:
         """Refuse Spark Connect, which would send the handler to a server without the query and this process."""
         raise ConfigurationError(
-            "foreach_batch reads the query's checkpoint and stops it through the driver's own JVM, and with Spark "
-            "Connect the handler runs elsewhere: run the driver in classic mode (spark-submit, or "
+            "foreach_batch reads the query's checkpoint and stops the query through the driver's own JVM, but with "
+            "Spark Connect the handler runs elsewhere: run the driver in classic mode (spark-submit, or "
             "SparkSession.builder.master(…)), or let an embedded app hand its batches to Spark"
         )
 
@@ -189,7 +189,7 @@ class ForeachBatch:
             raise
         except BaseException as error:
             if isinstance(error, Exception) and self._was_interrupted(error):
-                raise interrupted("it was interrupted between two calls of the handler") from None
+                raise interrupted("the query was interrupted between two calls of the handler") from None
             self.failure = error
             self.close()  # Spark ends the query with this error
             raise
@@ -204,7 +204,7 @@ class ForeachBatch:
         try:
             query = RunningQuery(df)
         except ConfigurationError:
-            raise interrupted("it was stopped before its batch began") from None
+            raise interrupted("the query was stopped before its batch began") from None
         if known is not None:
             if query.run == known.run:
                 return  # this run is being stopped
@@ -291,7 +291,7 @@ class ForeachBatch:
         )
 
     def close(self) -> None:
-        """Release the group. The query must have ended."""
+        """Release the group's topics and close what the query used. The query must have ended."""
         with self._closing:
             if self.closed.is_set():
                 return
@@ -322,12 +322,12 @@ class ForeachBatch:
         return in_time
 
     def _drain_for_jvm(self) -> None:
-        self._remove_hook = lambda: None  # Java removes no hook while hooks run
+        self._remove_hook = lambda: None  # Java cannot remove a hook while hooks run
         _log.info("stop requested", by="jvm", group=self.group, handler=self.name, drain_seconds=_JVM_SHUTDOWN_DRAIN)
         self.drain(_JVM_SHUTDOWN_DRAIN)
 
     def wait(self, query: StreamingQuery, timeout: float = 60.0) -> None:
-        """Wait until the query ends; SIGTERM and SIGINT drain it. Raises the error that ended it.
+        """Wait until the query ends. SIGTERM and SIGINT drain the query. Raises the error that ended the query.
 
         Args:
             query: what `writeStream.start()` returned.

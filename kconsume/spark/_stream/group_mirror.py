@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 
 from kconsume._event_log import EventLog
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._kafka.commit_metadata import StoreName, note_of
 from kconsume.errors import KconsumeError
 from kconsume.records import Partition
@@ -38,7 +38,7 @@ class GroupMirror:
         self._thread: threading.Thread | None = None
 
     def offer(self, offsets: Mapping[Partition, int]) -> None:
-        """Have these offsets written. They replace earlier ones that are not written yet."""
+        """Queue these offsets. They replace earlier offsets that are not written yet."""
         with self._guard:
             self._offsets.update(offsets)
             if self._thread is None:
@@ -47,7 +47,7 @@ class GroupMirror:
             self._guard.notify_all()
 
     def close(self, seconds: float = 10.0) -> None:
-        """Write the remaining offsets, within this number of seconds."""
+        """Wait until the queued offsets are written, at most this number of seconds, and end the thread."""
         with self._guard:
             self._guard.wait_for(lambda: not self._offsets and not self._writing, seconds)
             self._closed = True

@@ -18,7 +18,7 @@ import msgspec
 
 from kconsume._event_log import EventLog
 from kconsume._handlers.registration import Registration
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume.errors import ClientFailed, ConfigurationError
 from kconsume.records import Partition
 from kconsume.spark._batch.handler_call import call_of_signature
@@ -138,10 +138,11 @@ class HandlerQuery:
         )
 
     def _finish_pending_plan(self, guard: CheckpointGuard) -> None:
-        """Run a plan that was begun and not finished, with the same ranges, before anything new is planned.
+        """Run a plan that was begun and not finished, with the same ranges, before Spark plans a new batch.
 
-        So `Batch.id` stays the same for effects outside of the transaction. If the checkpoint has the plan, Spark runs
-        it. If not, it is run here, with a batch read of exactly these ranges.
+        With the same ranges `Batch.id` is the same, so a handler recognises its effects outside of the transaction. If
+        the checkpoint has the plan, Spark runs it. If not, this method runs it, with a batch read of exactly these
+        ranges.
         """
         batches = self.batches
         assert batches.runner is not None
@@ -218,7 +219,7 @@ class HandlerQuery:
             try:
                 known = self._cluster.group(group)
             except ClientFailed:
-                return False  # not authorized, or a mock broker without this request: only epochs fence then
+                return False  # not authorized, or a mock broker without this request; epochs still fence the app
             if known is None or not known.members:
                 return known is None
             clients = ", ".join(sorted({member.client for member in known.members})[:3])
@@ -304,7 +305,7 @@ class _NoQueryControl:
 
 
 def _subscription_text(registration: Registration) -> str:
-    """Identifies the query in its group. Not the handler's name, which may change."""
+    """The topics or the pattern: identifies the query in its group, also if the handler gets another name."""
     return registration.pattern if registration.pattern is not None else ",".join(sorted(registration.topics))
 
 

@@ -1,7 +1,7 @@
 """The options of Spark's Kafka source, from an app's own settings.
 
-Values only. The source is a Java client. Properties of librdkafka for the connection are translated to the Java
-client's; properties that only tune librdkafka are left out. A property for the connection that has no translation is
+The source is a Java client. Properties of librdkafka for the connection are translated to properties of the Java
+client. Properties that only tune librdkafka are left out. A property for the connection that has no translation is
 refused, because the stream would connect in another way than the app.
 """
 
@@ -71,7 +71,7 @@ def _connection(kafka: Mapping[str, ClientValue], more: Mapping[str, str]) -> di
         elif name.startswith(_CONNECTING) and not any(each.startswith("kafka.ssl.keystore") for each in more):
             raise ConfigurationError(
                 f"kafka={{{name!r}: …}} says how to connect, and Spark's Kafka source is a Java client with other "
-                f"properties for it: give them too, as stream(…, options={{'kafka.ssl.keystore.location': …}})"
+                f"properties: give these too, as stream(…, options={{'kafka.ssl.keystore.location': …}})"
             )
     if login and "kafka.sasl.jaas.config" not in more:
         mechanism = options.get("kafka.sasl.mechanism", "PLAIN").upper()

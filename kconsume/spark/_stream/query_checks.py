@@ -21,18 +21,18 @@ SPLITTING = ("minPartitions", "maxRecordsPerPartition")
 _BROKERS, _SECURITY = "kafka.bootstrap.servers", "kafka.security.protocol"
 _ASYNC = "asyncprogresstrackingenabled"
 _OURS = {
-    "startingoffsets": "the store says where to begin; say start= to @app.consume for partitions without an offset",
-    "startingtimestamp": "the store says where to begin",
-    "startingoffsetsbytimestamp": "the store says where to begin",
-    "startingoffsetsbytimestampstrategy": "the store says where to begin",
-    "endingoffsets": "a stream has no end; use trigger={'availableNow': True} to stop at what is there",
+    "startingoffsets": "the query begins at the stored offsets; for partitions without one, set start= of @app.consume",
+    "startingtimestamp": "the query begins at the stored offsets",
+    "startingoffsetsbytimestamp": "the query begins at the stored offsets",
+    "startingoffsetsbytimestampstrategy": "the query begins at the stored offsets",
+    "endingoffsets": "a stream has no end; use trigger={'availableNow': True} to stop at the present end of the topics",
     "endingoffsetsbytimestamp": "a stream has no end",
-    "subscribe": "say the topics to @app.consume",
-    "subscribepattern": "say pattern= to @app.consume",
-    "assign": "say partitions= to @app.consume",
-    "kafka.bootstrap.servers": "say App('host:port,...')",
-    "failondataloss": "records that are gone are an error, never a silent gap",
-    "kafka.group.id": "Spark does not use it to commit, and its offsets are mirrored to the app's group",
+    "subscribe": "give the topics to @app.consume",
+    "subscribepattern": "give pattern= to @app.consume",
+    "assign": "give partitions= to @app.consume",
+    "kafka.bootstrap.servers": "give the brokers to the app: App('host:port,...')",
+    "failondataloss": "deleted records must end the query with an error, and must not be skipped",
+    "kafka.group.id": "Spark does not commit to this group; kconsume mirrors the offsets to the app's group",
 }
 
 
@@ -80,8 +80,8 @@ def _check_pandas(call: HandlerCall) -> None:
         utils.require_minimum_pyarrow_version()
     except ImportError as error:
         raise MissingExtra(
-            f"{call.name} is called in executors by Spark's mapInArrow, which needs more: {error} Install it here and "
-            f"where the executors run: pip install 'kconsume[spark]'"
+            f"{call.name} is called in executors by Spark's mapInArrow, which needs another package: {error} Install "
+            f"it here and where the executors run: pip install 'kconsume[spark]'"
         ) from error
 
 
@@ -89,7 +89,7 @@ def check_query(query: RunningQuery, call: HandlerCall, *, stateful: bool) -> No
     """Check a user's own query, in its first batch and before a partition is claimed.
 
     Args:
-        stateful: True if its checkpoint has a state folder.
+        stateful: True if the query's checkpoint has a state folder.
     """
     if stateful:
         _refuse_state(query.stateful_operators())
@@ -116,8 +116,8 @@ def check_splitting(options: Mapping[str, str], call: HandlerCall) -> None:
     for name in options:
         if call.in_executors and name.lower() in splitting:
             raise ConfigurationError(
-                f"{call.name} is called once for each partition's range, and {name}={options[name]!r} splits ranges, "
-                f"and the rows do not show at which offsets: leave it out, or take a DataFrame"
+                f"{call.name} is called once for each partition's range, and {name}={options[name]!r} splits ranges at "
+                f"offsets that the rows do not show: leave it out, or take a DataFrame"
             )
 
 
@@ -141,8 +141,7 @@ def source_brokers(query: RunningQuery, kafka: Mapping[str, ClientValue]) -> str
         raise ConfigurationError(
             f"the query's source connects to {brokers} with {_SECURITY}={options[_SECURITY]!r}, and kconsume needs a "
             f"connection of its own: write foreach_batch(…, brokers=…, kafka={{'security.protocol': …}}), with "
-            f"librdkafka's "
-            f"properties"
+            f"librdkafka's properties"
         )
     return brokers
 
@@ -152,11 +151,10 @@ def _refuse_state(operators: Sequence[str]) -> NoReturn:
     raise ConfigurationError(
         f"the query keeps state from one batch to the next ({what}), and foreach_batch commits ranges of offsets. "
         f"Rows that Spark emits later, such as a closed window in a batch without new records, belong to no range and "
-        f"would be lost. Nothing was read or passed. Choose: give foreach_batch the records as they come, and "
-        f"aggregate, join "
+        f"would be lost. No record was read. Choose: give foreach_batch the records as they come, and aggregate, join "
         f"or deduplicate in the handler, in a table and through its transaction; or write this query to a topic with "
         f"writeStream.format('kafka'), and read that topic with foreach_batch; or give this query to Spark's own "
-        f"foreachBatch, at least once. A query without state needs a new checkpoint folder"
+        f"foreachBatch, with the guarantee at least once. A query without state needs a new checkpoint folder"
     )
 
 

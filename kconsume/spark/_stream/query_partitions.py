@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from kconsume._config.client_settings import ClientValue
 from kconsume._config.options import StartPolicy
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._kafka.commit_metadata import name_of
 from kconsume._kafka.producer import RelayProducer, relay_settings
 from kconsume._kafka.topic_limits import TopicLimits
@@ -57,9 +57,14 @@ class QueryPartitions:
         policy: Policy,
         kafka: Mapping[str, ClientValue],
     ) -> None:
-        """owner: the name of this run in the rows that it claims.
+        """Make the object, without I/O.
 
         Args:
+            store: the offset store.
+            group: the consumer group.
+            owner: the name of this run, which is written into the rows of claimed partitions.
+            ledger: registers the query.
+            policy: the handler's; if it has a dead-letter topic, the outbox is relayed.
             kafka: properties of librdkafka, for the outbox relay.
         """
         self.positions: dict[Partition, Position] = {}
@@ -128,7 +133,7 @@ class QueryPartitions:
             self.claim(new)
 
     def reclaim(self, epochs: Mapping[Partition, int]) -> Mapping[Partition, Position]:
-        """Raise these epochs, and return the positions that the store has then."""
+        """Raise the epochs of these partitions, and return their stored positions."""
         assert self._claims is not None
         if capabilities_of(self._store).fenced is None:
             return self._read_again(epochs)
@@ -137,7 +142,7 @@ class QueryPartitions:
         return positions
 
     def _read_again(self, partitions: Iterable[Partition]) -> Mapping[Partition, Position]:
-        """The positions with the stored offsets, for a store without epochs, in which nothing can be raised."""
+        """The positions with the stored offsets, for a store without epochs."""
         known = {p: self.positions[p] for p in partitions}
         stored = self._store.load(self._group, known)
         return {p: replace(at, next_offset=stored[p].next_offset) if p in stored else at for p, at in known.items()}
@@ -158,7 +163,7 @@ class QueryPartitions:
                 self._relay.rows_committed(partition, count)
 
     def mirror(self) -> None:
-        """Have the offsets written to the Kafka group."""
+        """Queue the offsets for the Kafka group."""
         if self._mirror is not None:
             self._mirror.offer({p: position.next_offset for p, position in self.positions.items()})
 
@@ -181,10 +186,10 @@ class QueryPartitions:
 
 
 def ask_whether_group_is_new(cluster: Cluster, group: str) -> Future[bool]:
-    """Ask, on another thread, whether the cluster does not know the group. False if the cluster does not answer.
+    """Ask on another thread whether the group is new to the cluster. False if the cluster does not answer.
 
-    The offsets of a new group need not be requested. This saves a client, which such a request would need. The question
-    runs while the store is opened, so that neither waits for the other.
+    A new group has no committed offsets, so kconsume saves the request for them, and the client that this request
+    needs. The thread lets the store be opened while the cluster answers.
     """
 
     def ask() -> bool:

@@ -1,7 +1,6 @@
 """A running query, seen from inside its handler: its state, its checkpoint folder, its source, its thread.
 
-Calls internals of Spark's streaming through py4j. All of them were found on PySpark 4.2. Where another version
-differs, an error says so.
+Calls internals of Spark's streaming through py4j, as they are in PySpark 4.2.
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ class RunningQuery:
             return {}
 
     def stateful_operators(self) -> list[str]:
-        """The operators of the plan that keep rows from one batch to the next, by the names that users know."""
+        """The operators of the plan that keep rows from one batch to the next, by their names in the DataFrame API."""
         return sorted(_stateful(self._execution.logicalPlan()))
 
     def sleep_in_jvm(self, milliseconds: int) -> None:

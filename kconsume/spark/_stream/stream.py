@@ -80,10 +80,11 @@ def stream(
 
 
 class Stream:
-    """The running queries of an app. As a context manager it drains them at the end of the block."""
+    """The running queries of an app. As a context manager it drains them at the end of the block, or stops them at once
+    if the block raises."""
 
     def __init__(self, spark: SparkSession, queries: Sequence[HandlerQuery], shutdown: float) -> None:
-        """shutdown: seconds for the running batches after a signal."""
+        """shutdown: seconds that running batches have to end after a signal."""
         self._queries = queries
         self._shutdown = shutdown
         self._ending = threading.Lock()

@@ -4,7 +4,7 @@ kconsume, and third-party stores.
     OffsetsSuite                 keeps offsets
     └── FencedSuite              and records who owns a partition
         └── TransactionalSuite   and shares a transaction with handlers
-            └── OutboxSuite      and keeps in it what handlers send
+            └── OutboxSuite      and stores in it the records that handlers send
 
 The author of a store subclasses one of the suites as a `Test…` class, with a fixture `subject`. The fixture returns a
 `Subject`, which describes the store. The suites need pytest, which no other part of `kconsume.testing` needs.

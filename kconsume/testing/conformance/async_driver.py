@@ -1,4 +1,4 @@
-"""Drives the awaited transactions of a store from suites that do not await: the same tests examine both forms.
+"""Drives the async transactions of a store from suites that are not async, so that the same tests examine both.
 
 Each store object has an event loop in a thread of its own, as an app has. This module only forwards calls.
 """
@@ -34,7 +34,8 @@ class _Awaited(OtherForm[AsyncTransactionalStore]):
 
     @contextmanager
     def transaction(self, group: str, partition: Partition, epoch: int) -> Iterator[AwaitedTx]:
-        """A transaction. The block runs on the thread of the caller; awaited calls run on the loop, in one task."""
+        """A transaction. The block runs on the caller's thread. The calls of the async transaction run on the event
+        loop, in one task."""
         loop, steps = self._running_loop(), _Steps()
 
         async def whole() -> None:
@@ -99,8 +100,8 @@ class AwaitedTx:
         return cast("set[str]", self.wait_for(lambda: cast(AsyncOutboxTx, self.awaited).record_origins(origins)))
 
     def wait_for(self, act: Callable[[], object]) -> object:
-        """Run one action of the handler on the loop, and await its result if it is awaitable. After the end of the
-        transaction the action runs in another task, as in a task that the handler started and did not wait for."""
+        """Run one action of the handler on the loop, and await its result if it is awaitable. After the transaction has
+        ended, the action runs in another task, like a task that the handler started and left running."""
         done: Future[object] = Future()
 
         async def step() -> None:
@@ -137,7 +138,7 @@ class _Steps:
             await (await self._waiting.get())()
 
     def put(self, step: _Step) -> bool:
-        """Queue an action. Returns False after the end, when an action is no longer queued."""
+        """Queue an action. Returns False, and queues nothing, after the transaction has ended."""
         if self._ended or self._loop is None:
             return False
         self._ended = step.__name__ == _LAST
@@ -145,8 +146,8 @@ class _Steps:
         return True
 
     def over(self, running: Future[None]) -> None:
-        """Called when the task is done. If the transaction never began, the caller waits for its begin, and gets its
-        error."""
+        """Called when the task is done. If the transaction never began, its error is raised in the caller, which waits
+        for the begin."""
         self._ended = True
         if not self.begun.done():
             self.begun.set_exception(_error_of(running) or AssertionError("the store began no transaction"))
@@ -173,6 +174,11 @@ def _error_of(running: Future[None]) -> BaseException | None:
 
 
 def awaited(store: AsyncTransactionalStore) -> TransactionalStore:
-    """A store whose `transaction` is the `async_transaction` of this store: `open=lambda: awaited(MyStore(...))`. The
-    `write` of the `Subject` then gets the asynchronous connection, and may return an awaitable."""
+    """Wrap a store so that a suite examines its `async_transaction`: `open=lambda: awaited(MyStore(...))`.
+
+    The `write` of the `Subject` then gets the asynchronous connection, and may return an awaitable.
+
+    Args:
+        store: the store to wrap.
+    """
     return cast(TransactionalStore, _Awaited(store))

@@ -1,4 +1,4 @@
-"""The second level, with late claims: the generation of the Kafka group shows which claim is the rightful owner's.
+"""The second level, with late claims: the generation of the Kafka group shows which claim is from the rightful owner.
 
 After a frozen process or a slow store, a claim can arrive when another member owns the partition already. The row keeps
 the generation under which the partition was claimed, and a claim of an earlier generation is refused.
@@ -48,7 +48,7 @@ class ClaimOrder:
         assert isinstance(bench.owner("later").claim_under(ClaimTerms(10), first)[first], Position)
         assert _refusal(bench.me.claim_under(ClaimTerms(9), first), first)
 
-    def test_of_one_generation_only_the_owner_claims_again(self, bench: Bench) -> None:
+    def test_in_the_same_generation_only_the_owner_may_claim_again(self, bench: Bench) -> None:
         """Two processes with one instance id have the same generation; the broker decides which of them is the
         member."""
         first, *_ = bench.partitions
@@ -58,8 +58,8 @@ class ClaimOrder:
         assert _refusal(bench.owner("twin").claim_under(ClaimTerms(3), first), first)
         assert bench.rows() == before
 
-    def test_after_a_reset_the_owner_claims_again_and_who_comes_late_does_not(self, bench: Bench) -> None:
-        """A seek of the owner is a reset, then a claim of the same generation."""
+    def test_after_a_reset_the_owner_may_claim_and_an_earlier_generation_is_refused(self, bench: Bench) -> None:
+        """A seek by the owner is a reset, followed by a claim under the same generation."""
         first, *_ = bench.partitions
         bench.me.claim_under(ClaimTerms(3), first)
         bench.store.reset(bench.group, {first: 30})
@@ -68,20 +68,20 @@ class ClaimOrder:
         assert isinstance(claimed, Position)
         assert claimed.next_offset == 30
 
-    def test_a_row_without_a_generation_is_granted_to_any(self, bench: Bench) -> None:
+    def test_a_row_without_a_generation_may_be_claimed_under_any_generation(self, bench: Bench) -> None:
         """Such a row was claimed by a process of an earlier version, or by a process without a group."""
         first, *_ = bench.partitions
         assert bench.me.claim(first)[first].generation is None
         assert isinstance(bench.owner("member").claim_under(ClaimTerms(1), first)[first], Position)
 
-    def test_a_claim_without_terms_is_granted_and_leaves_the_generation_as_it_is(self, bench: Bench) -> None:
+    def test_a_claim_without_terms_is_granted_and_keeps_the_generation_of_the_row(self, bench: Bench) -> None:
         first, *_ = bench.partitions
         bench.owner("member").claim_under(ClaimTerms(5), first)
         assert bench.me.claim(first)[first].generation == 5
         assert bench.me.reclaim(first)[first].generation == 5
         assert _refusal(bench.owner("late").claim_under(ClaimTerms(4), first), first)
 
-    def test_each_partition_of_a_claim_has_its_own_answer(self, bench: Bench) -> None:
+    def test_a_claim_has_a_separate_result_for_each_partition(self, bench: Bench) -> None:
         """A partition that another member owns must not stop the others."""
         first, second, third, fourth = bench.partitions
         rightful = bench.owner("rightful")
@@ -94,9 +94,9 @@ class ClaimOrder:
         assert bench.offsets() == {first: 5, second: 7, third: 6}
         assert fourth not in bench.rows()
 
-    def test_a_claim_that_names_epochs_depends_on_these_alone(self, bench: Bench) -> None:
-        """A group that was deleted, or that belongs to another cluster, counts its generations from the start. The
-        broker has confirmed the claimant since the row was read."""
+    def test_a_claim_with_epochs_compares_only_the_epochs(self, bench: Bench) -> None:
+        """After a group was deleted, and on another cluster, generations begin again at a low number. The epochs are
+        enough, because the broker has confirmed the claimant after the epochs were read."""
         first, *_ = bench.partitions
         bench.owner("before").claim_under(ClaimTerms(40), first)
         epoch = bench.rows()[first].epoch
@@ -105,7 +105,7 @@ class ClaimOrder:
         assert (claimed.owner, claimed.generation) == ("me", 2)
         bench.me.save({first: 5})
 
-    def test_a_claim_that_names_epochs_is_refused_where_another_has_claimed_since(self, bench: Bench) -> None:
+    def test_a_claim_with_epochs_is_refused_if_another_owner_has_claimed_since(self, bench: Bench) -> None:
         first, second, *_ = bench.partitions
         epochs = {p: position.epoch for p, position in bench.me.claim(first, second).items()}
         bench.owner("rival").claim_under(ClaimTerms(3), first)
@@ -115,16 +115,16 @@ class ClaimOrder:
         assert isinstance(answers[second], Position)
         assert bench.rows()[first] == before[first]
 
-    def test_a_claim_that_names_epochs_makes_no_row(self, bench: Bench) -> None:
-        """The row has been deleted since it was read. A later claim without epochs asks where to start."""
+    def test_a_claim_with_epochs_does_not_create_a_missing_row(self, bench: Bench) -> None:
+        """The row was deleted after its epoch was read. A later claim without epochs calls `start`."""
         first, *_ = bench.partitions
         terms = ClaimTerms(9, {first: 0})
-        answers = bench.me.claim_under(terms, first, start=lambda _: pytest.fail("asked where to start"))
+        answers = bench.me.claim_under(terms, first, start=lambda _: pytest.fail("`start` was called"))
         assert _refusal(answers, first)
         assert bench.rows() == {}
 
-    def test_of_16_claims_at_once_the_latest_generation_has_the_partitions_in_the_end(self, bench: Bench) -> None:
-        """Also if no row exists yet, and each claim tries to make the row."""
+    def test_after_16_concurrent_claims_the_latest_generation_owns_the_partitions(self, bench: Bench) -> None:
+        """Even if no row exists yet, and each claim tries to create the row."""
         rivals = [bench.owner(f"rival-{n}") for n in range(RIVALS)]
 
         def claim(number: int, gate: threading.Barrier) -> Mapping[Partition, Position | Refused]:

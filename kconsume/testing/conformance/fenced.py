@@ -36,13 +36,13 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
 
     # The claim
 
-    def test_every_claim_raises_the_epoch_also_one_by_the_same_owner(self, bench: Bench) -> None:
+    def test_every_claim_raises_the_epoch_even_by_the_same_owner(self, bench: Bench) -> None:
         """A process that lost a partition and got it back may still have old work running."""
         epochs = [bench.me.claim()[bench.partitions[2]].epoch for _ in range(5)]
         assert epochs == sorted(set(epochs))
         assert epochs[0] > 0
 
-    def test_a_claim_reads_the_position_and_names_the_owner(self, bench: Bench) -> None:
+    def test_a_claim_returns_the_position_and_records_the_owner(self, bench: Bench) -> None:
         first, second, *_ = bench.partitions
         bench.move({first: 7, second: 9}, topic_id="known")
         claimed = bench.owner("host:1").claim(second, first)
@@ -51,8 +51,8 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
         assert {position.topic_id for position in claimed.values()} == {"known"}
         assert bench.store.load(bench.group, [first, second]) == claimed
 
-    def test_missing_rows_are_pinned_at_what_start_answers_and_it_is_asked_for_no_other(self, bench: Bench) -> None:
-        """If `latest` were resolved again after each crash, records in between would be skipped."""
+    def test_start_is_called_only_for_missing_rows_and_its_offsets_are_stored(self, bench: Bench) -> None:
+        """If `start="latest"` were resolved again after each crash, records in between would be skipped."""
         first, second, third, _ = bench.partitions
         bench.move({second: 5})
         asked: list[Partition] = []
@@ -68,11 +68,11 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
         assert bench.offsets() == {first: 100, second: 5, third: 102}
 
     def test_start_is_not_called_when_no_row_is_missing(self, bench: Bench) -> None:
-        """`start` asks Kafka, and `start="error"` would refuse to begin."""
+        """`start` sends requests to Kafka. In an app with `start="error"` it raises an error."""
         bench.me.claim()
-        bench.me.claim_from(lambda _: pytest.fail("asked without need"), *bench.partitions)
+        bench.me.claim_from(lambda _: pytest.fail("`start` was called without need"), *bench.partitions)
 
-    def test_a_claim_for_which_no_start_is_found_claims_nothing(self, bench: Bench) -> None:
+    def test_a_claim_whose_start_raises_claims_nothing(self, bench: Bench) -> None:
         """Otherwise the owner would be fenced by a claimant that does not take over."""
         first, second, *_ = bench.partitions
         before = bench.me.claim(first)
@@ -84,10 +84,10 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
             bench.owner("rival").claim_from(start, first, second)
         assert bench.rows() == before
 
-    def test_nothing_to_claim_is_nothing_claimed(self, bench: Bench) -> None:
-        assert bench.me.claim_from(lambda _: pytest.fail("asked for nothing")) == {}
+    def test_a_claim_of_no_partitions_returns_nothing(self, bench: Bench) -> None:
+        assert bench.me.claim_from(lambda _: pytest.fail("`start` was called for no partition")) == {}
 
-    def test_a_row_that_goes_while_start_is_asked_ends_in_no_error_but_ours(self, bench: Bench) -> None:
+    def test_a_delete_while_start_runs_raises_only_a_kconsume_error(self, bench: Bench) -> None:
         """A user deletes the group while a consumer claims it."""
         first, second, *_ = bench.partitions
         bench.me.claim(first)
@@ -99,8 +99,9 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
         with contextlib.suppress(KconsumeError):
             bench.me.claim_from(start, first, second)
 
-    def test_a_claim_of_some_partitions_leaves_the_others_alone(self, bench: Bench) -> None:
-        """After a partial revoke we keep the other partitions: the new owner's claim must not fence us there."""
+    def test_a_claim_of_some_partitions_does_not_change_the_others(self, bench: Bench) -> None:
+        """After a partial revoke a consumer keeps the other partitions. The claim of the new owner must not fence it
+        there."""
         first, second, third, fourth = bench.partitions
         mine = bench.me.claim()
         bench.owner("rival").claim(second, third)
@@ -112,7 +113,7 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
             bench.me.save({second: 5})
         assert bench.offsets() == {first: 5, second: 0, third: 0, fourth: 6}
 
-    def test_a_claim_in_one_group_leaves_the_other_group_s_owner_alone(self, bench: Bench) -> None:
+    def test_a_claim_in_one_group_does_not_fence_the_owner_in_another_group(self, bench: Bench) -> None:
         first, *_ = bench.partitions
         bench.me.claim(first)
         bench.of_group(f"other-{bench.group}").me.claim(first)
@@ -141,8 +142,8 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
                 bench.store.save(bench.group, {first: replace(mine, epoch=epoch, next_offset=50)})
         assert bench.offsets() == {first: 0}
 
-    def test_nothing_is_saved_where_no_row_is(self, bench: Bench) -> None:
-        """A save must not make a row that was deleted, or lost with the database."""
+    def test_a_save_without_a_row_is_refused_and_creates_none(self, bench: Bench) -> None:
+        """If a user deleted the row, or the database lost it, a save must not create it again."""
         first, *_ = bench.partitions
         for epoch in (0, 1):
             with pytest.raises(Fenced):
@@ -157,9 +158,9 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
             bench.me.save({first: 9})
         assert bench.offsets() == {first: 10}
 
-    def test_a_save_from_an_offset_that_the_row_does_not_have_is_refused(self, bench: Bench) -> None:
-        """A database that failed over to an earlier state has our epoch, but not our last saves. Moving its offset past
-        those saves would lose their records."""
+    def test_a_save_is_refused_if_the_row_is_not_at_the_previous_offset(self, bench: Bench) -> None:
+        """A database that failed over to an earlier state has the owner's epoch, but not the owner's last saves. A save
+        on top of the lost saves would pass over their records."""
         first, second, *_ = bench.partitions
         bench.move({first: 10, second: 10})
         mine = bench.me.claim(first, second)
@@ -172,7 +173,7 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
         bench.store.save(bench.group, {first: replace(mine[first], next_offset=15, previous=10)})
         assert bench.offsets() == {first: 15, second: 10}
 
-    def test_a_save_whose_answer_was_lost_may_be_made_again(self, bench: Bench) -> None:
+    def test_a_save_whose_reply_was_lost_may_be_repeated(self, bench: Bench) -> None:
         first, *_ = bench.partitions
         mine = bench.me.claim(first)[first]
         for _ in range(2):
@@ -180,7 +181,7 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
         assert bench.offsets() == {first: 5}
 
     def test_a_save_is_all_or_none(self, bench: Bench) -> None:
-        """A caller that repeats a save cannot tell half a save from none."""
+        """A caller that repeats a save does not know which partitions an incomplete save has stored."""
         first, second, third, fourth = bench.partitions
         bench.me.claim()
         bench.owner("rival").claim(third)
@@ -203,7 +204,7 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
         assert {(position.owner, position.topic_id) for position in claimed.values()} == {("me", "known")}
         assert bench.store.load(bench.group, [first, second]) == claimed
 
-    def test_after_a_reclaim_the_old_epoch_saves_nothing_and_the_new_one_does(self, bench: Bench) -> None:
+    def test_after_a_reclaim_only_the_new_epoch_can_save(self, bench: Bench) -> None:
         """Statements under the old epoch may still arrive late, from a connection that was cut."""
         first, *_ = bench.partitions
         old = bench.me.claim(first)[first]
@@ -213,7 +214,7 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
         bench.me.save({first: 3})
         assert bench.offsets() == {first: 3}
 
-    def test_a_reclaim_of_what_another_has_claimed_is_refused_and_raises_nothing(self, bench: Bench) -> None:
+    def test_a_reclaim_after_the_claim_of_another_owner_is_refused_and_raises_no_epoch(self, bench: Bench) -> None:
         """A zombie that wakes up and reclaims would take the partition from its owner."""
         first, second, third, _ = bench.partitions
         bench.me.claim()
@@ -226,7 +227,7 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
             assert bench.rows() == before
         rival.save({second: 5})
 
-    def test_a_reclaim_of_what_has_no_row_is_refused_and_makes_none(self, bench: Bench) -> None:
+    def test_a_reclaim_without_a_row_is_refused_and_creates_none(self, bench: Bench) -> None:
         first, second, *_ = bench.partitions
         bench.me.claim(first)
         before = bench.rows()
@@ -234,12 +235,12 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
             bench.me.fenced.reclaim(bench.group, {first: bench.me.held[first].epoch, second: 0}, "me")
         assert bench.rows() == before
 
-    def test_nothing_to_reclaim_is_nothing_reclaimed(self, bench: Bench) -> None:
+    def test_a_reclaim_of_no_partitions_returns_nothing(self, bench: Bench) -> None:
         assert bench.me.fenced.reclaim(bench.group, {}, "me") == {}
 
     # Resets and deletes by users
 
-    def test_a_reset_is_a_new_epoch_so_that_whoever_runs_is_fenced(self, bench: Bench) -> None:
+    def test_a_reset_raises_the_epoch_and_fences_a_running_owner(self, bench: Bench) -> None:
         """Otherwise the next save of a running consumer would silently undo the reset."""
         first, *_ = bench.partitions
         mine = bench.me.claim(first)[first]
@@ -254,14 +255,14 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
         assert bench.rows()[first] == row
         assert bench.me.claim(first)[first].epoch > row.epoch
 
-    def test_what_comes_after_a_reset_is_told_from_what_came_before(self, bench: Bench) -> None:
+    def test_the_reset_epoch_changes_at_a_reset_and_not_at_a_claim_or_save(self, bench: Bench) -> None:
         """`reset_epoch` changes at a reset. Otherwise a record that a user wants handled again would be dropped as a
         repeat."""
         first, *_ = bench.partitions
         begun = bench.me.claim(first)[first].reset_epoch
-        assert bench.me.claim(first)[first].reset_epoch == begun, "a claim is no reset"
+        assert bench.me.claim(first)[first].reset_epoch == begun, "a claim changed reset_epoch"
         bench.me.save({first: 50})
-        assert bench.rows()[first].reset_epoch == begun, "nor is a save"
+        assert bench.rows()[first].reset_epoch == begun, "a save changed reset_epoch"
         bench.store.reset(bench.group, {first: 3})
         reset = bench.me.claim(first)[first].reset_epoch
         assert reset > begun
@@ -272,13 +273,13 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
         bench.store.reset(bench.group, {first: 3})
         assert bench.rows()[first].reset_epoch > made_anew
 
-    def test_a_reset_of_what_is_not_there_is_a_row_that_a_claim_takes_up(self, bench: Bench) -> None:
+    def test_a_reset_without_a_row_creates_one_for_the_next_claim(self, bench: Bench) -> None:
         first, *_ = bench.partitions
         bench.store.reset(bench.group, {first: 30})
         assert bench.me.claim(first, at=5)[first].next_offset == 30
 
-    def test_a_zombie_from_before_a_delete_is_fenced_from_what_was_made_after_it(self, bench: Bench) -> None:
-        """After a delete, epochs must not start again at the epoch of the zombie: no epoch is given out twice."""
+    def test_a_zombie_from_before_a_delete_is_fenced_after_the_row_is_created_again(self, bench: Bench) -> None:
+        """No epoch may be used twice: epochs that start again after a delete would reach the epoch of the zombie."""
         first, *_ = bench.partitions
         bench.me.claim(first)
         bench.store.delete(bench.group)
@@ -303,8 +304,9 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
 
     # Identity and deletions, for a store that declares `named`
 
-    def test_its_name_is_one_for_every_object_on_the_place(self, bench: Bench) -> None:
-        """With several names, each start would find another store than the one that the group names."""
+    def test_all_store_objects_on_one_place_have_the_same_identity(self, bench: Bench) -> None:
+        """Commits to the Kafka group name the identity of the store. With several identities, each start of an app
+        would look like a start on another store."""
         named = _named(bench.store)
         name = named.identity()
         assert name
@@ -312,7 +314,7 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
         bench.store.delete(bench.group)
         assert named.identity() == name
 
-    def test_a_row_that_was_deleted_is_told_from_one_that_was_lost(self, bench: Bench) -> None:
+    def test_a_deleted_row_is_distinguished_from_a_lost_row(self, bench: Bench) -> None:
         named, (first, second, *others) = _named(bench.store), bench.partitions
         assert named.deleted(bench.group, bench.partitions) == {}
         epoch = max(bench.me.claim(first)[first].epoch for _ in range(2))
@@ -321,14 +323,14 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
         assert named.deleted(bench.group, bench.partitions) == {first: epoch}
         assert named.deleted(f"{bench.group}-2", bench.partitions) == {}
         made = bench.me.claim(first)[first].epoch
-        assert named.deleted(bench.group, [first])[first] < made, "what is lost from here on was not deleted"
+        assert named.deleted(bench.group, [first])[first] < made, "the new row counts as deleted"
         bench.store.delete(bench.group)
         assert named.deleted(bench.group, [first, second])[first] == made
         assert named.deleted(bench.group, others) == dict.fromkeys(others, ALWAYS)
 
     @pytest.mark.parametrize("chosen", ["the group", "partitions"])
-    def test_to_delete_what_is_not_there_is_known_until_it_is_made(self, bench: Bench, chosen: str) -> None:
-        """The error for lost rows tells the user to delete them, so a delete of missing rows must be recorded."""
+    def test_the_delete_of_a_missing_row_is_recorded_until_the_row_is_created(self, bench: Bench, chosen: str) -> None:
+        """The error for lost rows tells the user to delete the rows, so a delete of missing rows must be recorded."""
         named, (first, second, *_) = _named(bench.store), bench.partitions
         bench.store.delete(bench.group, None if chosen == "the group" else [first, second])
         assert named.deleted(bench.group, [first, second]) == dict.fromkeys((first, second), ALWAYS)
@@ -350,9 +352,7 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
         assert bench.offsets() == {first: 1}
 
     @pytest.mark.parametrize(("one", "other"), NAMES_THAT_MEET)
-    def test_names_that_look_alike_are_two_rows(
-        self, bench: Bench, one: tuple[str, str], other: tuple[str, str]
-    ) -> None:
+    def test_similar_names_have_separate_rows(self, bench: Bench, one: tuple[str, str], other: tuple[str, str]) -> None:
         """If names are joined to a key, or compared leniently, one group can fence another."""
         for (group, topic), offset in ((one, 1), (other, 2)):
             bench.of_group(f"{bench.group}{group}").move({Partition(topic, 0): offset})
@@ -360,7 +360,7 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
             bench_of = bench.of_group(f"{bench.group}{group}")
             assert bench_of.store.load(bench_of.group, [Partition(topic, 0)])[Partition(topic, 0)].next_offset == offset
 
-    def test_a_row_says_when_it_was_changed(self, bench: Bench) -> None:
+    def test_a_row_has_the_time_of_its_last_change(self, bench: Bench) -> None:
         """The time has a time zone. The clock may be that of the server, so the test allows a difference of a
         minute."""
         first, *_ = bench.partitions
@@ -391,5 +391,5 @@ class FencedSuite(ClaimOrder, FencingRaces, OffsetsSuite):
 def _named(store: OffsetStore) -> NamedStore:
     named = capabilities_of(store).named
     if named is None:
-        pytest.skip("the store declares no id (named), so it is not noticed when its rows are lost")
+        pytest.skip("the store does not declare `named`, so a loss of its rows is not noticed")
     return named

@@ -24,22 +24,22 @@ class FencingRaces:
     """Part of `FencedSuite`."""
 
     round_trips_more: ClassVar[int] = 10
-    """If round trips are counted: how many more of them a claim of 1,000 partitions may take than a claim of one."""
+    """If round trips are counted: how many more a claim of 1,000 partitions may take than a claim of one partition."""
 
     time_of_1000: ClassVar[float] = 1 / 3
     """If round trips are not counted: the largest time of one claim of 1,000 partitions, as a share of the time of
     1,000 claims of one partition. 50 ms are always allowed, because 1,000 round trips take longer."""
 
-    def test_of_16_claims_at_once_each_wins_an_epoch_and_the_start_is_pinned_once(self, bench: Bench) -> None:
-        """With one epoch for two owners, both could write. A start that is pinned twice would change after the first
-        owner has read it."""
+    def test_16_concurrent_claims_get_16_epochs_and_one_start_offset(self, bench: Bench) -> None:
+        """With one epoch for two owners, both could write. If a second claim stored another start offset, the offset
+        would change after the first owner has read it."""
         claims = _claim_at_once(bench, [bench.owner(f"rival-{n}") for n in range(RIVALS)])
         for partition in bench.partitions:
             assert len({c[partition].epoch for c in claims}) == RIVALS
             assert len({c[partition].next_offset for c in claims}) == 1
             assert [c[partition].owner for c in claims] == [f"rival-{n}" for n in range(RIVALS)]
 
-    def test_of_16_claims_at_once_exactly_one_can_save_in_each_partition(self, bench: Bench) -> None:
+    def test_after_16_concurrent_claims_exactly_one_owner_can_save(self, bench: Bench) -> None:
         """Only the owner of the highest epoch can save. It has fenced all others, even if they do not know it."""
         rivals = [bench.owner(f"rival-{n}") for n in range(RIVALS)]
         bench.move(dict.fromkeys(bench.partitions, 100))
@@ -48,7 +48,7 @@ class FencingRaces:
             highest = max(rivals, key=lambda rival: rival.held[partition].epoch)
             assert [rival.name for rival in rivals if _saves(rival, partition)] == [highest.name]
 
-    def test_a_claim_of_several_partitions_is_one_step(self, bench: Bench) -> None:
+    def test_a_claim_of_several_partitions_is_atomic(self, bench: Bench) -> None:
         """Two concurrent claims have the same order in all partitions. Otherwise each would own half and fence the
         other."""
         first, second, *_ = bench.partitions
@@ -66,7 +66,7 @@ class FencingRaces:
         rows = bench.rows()
         assert rows[first].owner == rows[second].owner
 
-    def test_two_owners_that_fence_each_other_in_turn_end_with_one(self, bench: Bench) -> None:
+    def test_two_owners_that_claim_in_turn_end_with_one_owner(self, bench: Bench) -> None:
         """Each claim takes effect at once, and ends the claim before it at once."""
         first, *_ = bench.partitions
         one, other = bench.owner("one"), bench.owner("other")
@@ -80,7 +80,7 @@ class FencingRaces:
         assert bench.rows()[first].owner == other.name
         assert bench.offsets() == {first: 9}
 
-    def test_a_reclaim_and_a_claim_at_once_leave_one_owner(self, bench: Bench) -> None:
+    def test_a_concurrent_reclaim_and_claim_leave_one_owner(self, bench: Bench) -> None:
         """A reclaim before the claim is fenced by the claim. A reclaim after the claim is refused. In both cases the
         rival owns the partition."""
         first, *_ = bench.partitions
@@ -99,7 +99,7 @@ class FencingRaces:
             assert one.held[first].epoch != rival.held[first].epoch
             assert [_saves(one, first, turn), _saves(rival, first, turn)] == [False, True]
 
-    def test_1000_partitions_are_claimed_in_one_go(self, bench: Bench) -> None:
+    def test_1000_partitions_are_claimed_together(self, bench: Bench) -> None:
         """With one round trip for each partition, a large group would need minutes to start."""
         many = [Partition(f"{bench.subject.topic}-many", number) for number in range(1000)]
         if bench.subject.round_trips is not None:
@@ -119,7 +119,7 @@ class FencingRaces:
         bench.me.claim(bench.partitions[0])  # the first use of a store needs more round trips
         one = round_trips(many[:1])
         assert one > 0, "round_trips= of the Subject does not count"
-        for times in ("rows that are to be made", "rows that are there"):
+        for times in ("without rows", "with rows"):
             assert round_trips(many) <= one + self.round_trips_more, times
 
     def _take_less_than_one_by_one(self, bench: Bench, many: Sequence[Partition]) -> None:

@@ -1,4 +1,4 @@
-"""Other forms of the transaction of a store, for suites that use `transaction`: the same tests examine every form.
+"""Wrappers of a store. With a wrapper, the tests of a suite examine another form of the store's transactions.
 
 This module only forwards calls. The awaited form is in `async_driver`.
 """
@@ -109,6 +109,11 @@ class _Pipelined(OtherForm[PipeliningStore]):
 
 
 def pipelined(store: PipeliningStore) -> TransactionalStore:
-    """A store whose `transaction` is the `pipelined` of this store: `open=lambda: pipelined(MyStore(...))`. The
-    subclass of the suite then sets `fence_shows_at_the_end = True`."""
+    """Wrap a store so that a suite examines its `pipelined` transactions: `open=lambda: pipelined(MyStore(...))`.
+
+    The subclass of the suite must set `fence_shows_at_the_end = True`.
+
+    Args:
+        store: the store to wrap.
+    """
     return cast(TransactionalStore, _Pipelined(store))

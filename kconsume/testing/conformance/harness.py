@@ -1,4 +1,4 @@
-"""The harness of the suites: consumers with store objects of their own, and what can be seen from outside.
+"""The harness of the suites: consumers with store objects of their own, and the rows and effects seen from outside.
 
 The harness acts as the runtime does: an error of a handler is passed to `Tx.fault`, and the offset is advanced last.
 The harness asserts nothing about the behaviour of the store.
@@ -236,7 +236,7 @@ class Handling:
 
 
 def below(handling: Handling) -> object:
-    """The transaction of the store itself; an awaited one without the wrapper by which the suite drives it."""
+    """The transaction of the store itself, without the wrapper that drives an async transaction."""
     return handling.tx.awaited if isinstance(handling.tx, AwaitedTx) else handling.tx
 
 
@@ -253,8 +253,8 @@ def _is_of(effect: int, partition: Partition) -> bool:
 
 
 def at_once(count: int, act: Callable[[int, threading.Barrier], _T]) -> list[_T]:
-    """Run `act` in `count` threads, with a barrier at which they may meet. An error of one thread breaks the
-    barrier."""
+    """Run `act` in `count` threads at once. Each thread gets its number, and a barrier for all threads. If a thread
+    raises, the barrier is broken, and the error is raised here."""
     gate = threading.Barrier(count, timeout=LONG)
 
     def guarded(each: int) -> _T:

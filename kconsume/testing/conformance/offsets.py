@@ -1,7 +1,7 @@
 """The first level: a store that keeps offsets.
 
-The docstring of each test names the failure that it prevents. Nothing is assumed about owners or transactions. If the
-store has owners, the tests act as one.
+The docstring of a test names the failure that the test prevents. The tests assume nothing about owners or transactions.
+If the store records owners, all tests act as the same owner.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal
 
 import pytest
 
-from kconsume._kafka.admin import Cluster, Committed
+from kconsume._kafka.cluster import Cluster, Committed
 from kconsume._runtime.assignment.claims import Claims
 from kconsume.backends.base import OffsetStore, Position
 from kconsume.backends.capabilities import (
@@ -62,7 +62,7 @@ PARTS: list[tuple[str, type]] = [
     ("dry_run", DryRunStore),
     ("async_dry_run", AsyncDryRunStore),
 ]
-"""The parts that a store may declare, and the methods that each must then have."""
+"""The capabilities that a store may declare, and the protocol that it must then implement."""
 
 
 class OffsetsSuite:
@@ -77,24 +77,24 @@ class OffsetsSuite:
         with Bench(subject) as bench:
             yield bench
 
-    def test_a_partition_without_a_row_is_left_out(self, bench: Bench) -> None:
+    def test_load_omits_a_partition_without_a_row(self, bench: Bench) -> None:
         """An invented position would be taken for a stored one, and `start=` would never be used."""
         assert bench.rows() == {}
         bench.move({bench.partitions[1]: 7})
         assert bench.offsets() == {bench.partitions[1]: 7}
 
-    def test_what_was_saved_is_loaded(self, bench: Bench) -> None:
+    def test_a_saved_offset_is_loaded(self, bench: Bench) -> None:
         wanted = {p: 10 * p.number for p in bench.partitions}
         bench.move(wanted)
         assert bench.offsets() == wanted
 
-    def test_what_was_saved_is_loaded_by_another_object_on_the_same_place(self, bench: Bench) -> None:
+    def test_a_saved_offset_is_loaded_by_another_store_object(self, bench: Bench) -> None:
         """Offsets that are kept in the object are lost with the process."""
         first, *_ = bench.partitions
         bench.move({first: 7})
         assert bench.open().load(bench.group, [first]) == bench.rows()
 
-    def test_the_first_use_of_the_place_may_be_by_several_at_once(self, bench: Bench) -> None:
+    def test_several_store_objects_may_make_the_first_use_at_once(self, bench: Bench) -> None:
         """The processes of a service start together, on a database without tables."""
         stores = [bench.open() for _ in range(8)]
 
@@ -104,13 +104,13 @@ class OffsetsSuite:
 
         assert at_once(8, use) == [{}] * 8
 
-    def test_only_what_is_asked_for_is_loaded(self, bench: Bench) -> None:
+    def test_load_returns_only_the_requested_partitions(self, bench: Bench) -> None:
         """The partitions may be an iterator, which can be consumed once."""
         first, second, *_ = bench.partitions
         bench.move({first: 1, second: 2})
         assert bench.store.load(bench.group, iter([second])).keys() == {second}
 
-    def test_nothing_asked_for_is_nothing_loaded_and_nothing_saved(self, bench: Bench) -> None:
+    def test_load_and_save_of_no_partitions_do_nothing(self, bench: Bench) -> None:
         """An empty list in a statement is a syntax error in many languages."""
         assert bench.store.load(bench.group, []) == {}
         bench.store.save(bench.group, {})
@@ -118,13 +118,13 @@ class OffsetsSuite:
 
     @pytest.mark.parametrize("offset", [2**31, 2**53 + 1, 2**62])
     def test_an_offset_has_64_bits(self, bench: Bench, offset: int) -> None:
-        """A column of 32 bits, or a float, loses its place in a busy partition after some months."""
+        """A column of 32 bits, or a float, cannot hold the offsets of a busy partition."""
         first, *_ = bench.partitions
         bench.move({first: offset})
         assert bench.offsets() == {first: offset}
 
     def test_an_offset_never_goes_backwards(self, bench: Bench) -> None:
-        """Otherwise a late save, of a commit that was tried again, would make the app handle records twice."""
+        """Otherwise a late save, from a commit that was retried, would make the app handle records twice."""
         first, *_ = bench.partitions
         bench.move({first: 10})
         with contextlib.suppress(KconsumeError):
@@ -138,20 +138,20 @@ class OffsetsSuite:
         bench.move({first: 10})
         assert bench.offsets() == {first: 10}
 
-    def test_a_save_that_is_not_kept_is_an_error(self, bench: Bench) -> None:
-        """For a partition that does not exist, or that this consumer does not own, the store raises an error."""
+    def test_a_save_that_is_not_stored_raises_an_error(self, bench: Bench) -> None:
+        """The store must not ignore a partition that does not exist, or that this consumer does not own."""
         unknown = Partition(bench.subject.topic, 99)
         with pytest.raises(KconsumeError):
             bench.store.save(bench.group, {bench.partitions[0]: Position(5), unknown: Position(5)})
 
-    def test_a_reset_goes_anywhere(self, bench: Bench) -> None:
-        """Back, for records that a user wants again; forward, past unwanted records; and where there is no row."""
+    def test_a_reset_can_set_any_offset(self, bench: Bench) -> None:
+        """A user sets an offset back to handle records again, forward to skip records, or where no row exists."""
         first, second, *_ = bench.partitions
         bench.move({first: 10})
         bench.store.reset(bench.group, {first: 3, second: 2**40})
         assert bench.offsets() == {first: 3, second: 2**40}
 
-    def test_after_a_reset_it_goes_on_from_there(self, bench: Bench) -> None:
+    def test_after_a_reset_claim_and_save_continue_from_the_new_offset(self, bench: Bench) -> None:
         """The highest offset so far must not remain a lower bound."""
         first, *_ = bench.partitions
         bench.move({first: 10})
@@ -160,7 +160,7 @@ class OffsetsSuite:
         bench.move({first: 4})
         assert bench.offsets() == {first: 4}
 
-    def test_a_deleted_group_is_forgotten_and_no_other_is(self, bench: Bench) -> None:
+    def test_delete_removes_the_rows_of_one_group_only(self, bench: Bench) -> None:
         first, *_ = bench.partitions
         other = bench.of_group(f"other-{uuid.uuid4().hex}")
         bench.move({first: 1})
@@ -170,12 +170,12 @@ class OffsetsSuite:
         assert other.offsets() == {first: 2}
         other.store.delete(other.group)
 
-    def test_to_delete_what_is_not_there_is_no_error(self, bench: Bench) -> None:
+    def test_deleting_a_missing_group_is_no_error(self, bench: Bench) -> None:
         """A cleanup script may run twice."""
         bench.store.delete(bench.group)
         bench.store.delete(bench.group)
 
-    def test_chosen_partitions_are_forgotten_or_the_store_says_that_it_cannot(self, bench: Bench) -> None:
+    def test_delete_removes_only_the_given_partitions_or_raises(self, bench: Bench) -> None:
         first, second, *_ = bench.partitions
         bench.move({first: 1, second: 2})
         try:
@@ -222,7 +222,7 @@ class OffsetsSuite:
         assert bench.rows()[first].topic_id == "Qm9v-aGFo_w"
 
     def test_an_unknown_topic_id_never_overwrites_a_known_one(self, bench: Bench) -> None:
-        """Not every broker reports the id. A broker that reports one must find the id that was reported before."""
+        """Not every broker reports the topic id. The known id must stay, to be compared with the next reported id."""
         first, *_ = bench.partitions
         bench.move({first: 7}, topic_id="known")
         bench.move({first: 8}, topic_id=None)
@@ -234,7 +234,7 @@ class OffsetsSuite:
         bench.move({first: 8}, topic_id="known")
         assert bench.rows()[first].topic_id == "known"
 
-    def test_a_topic_that_was_made_again_is_an_error_and_not_a_jump(self, bench: Bench) -> None:
+    def test_a_recreated_topic_raises_an_error_and_keeps_the_offset(self, bench: Bench) -> None:
         """The offset has no meaning in the new log: a consumer that continues there would skip or repeat records."""
         first, *_ = bench.partitions
         began = _claims(bench, "one").claim_all([first])
@@ -246,15 +246,14 @@ class OffsetsSuite:
         assert bench.offsets() == {first: 7}
 
     def test_the_leader_epoch_is_kept_with_the_offset(self, bench: Bench) -> None:
-        """The client needs the epoch to notice that a leader lost its tail, and the log was truncated below the
-        offset."""
+        """With the epoch the client notices that the log was truncated below the offset after a change of leader."""
         first, *_ = bench.partitions
         bench.me.claim(first)
         bench.me.save({first: 7}, leader_epoch=4)
         assert bench.rows()[first].leader_epoch == 4
         assert bench.me.claim(first)[first].leader_epoch == 4
 
-    def test_the_leader_epoch_of_another_offset_does_not_survive_a_reset(self, bench: Bench) -> None:
+    def test_a_reset_removes_the_leader_epoch(self, bench: Bench) -> None:
         """With the epoch of the old record, the client would take the new offset for a truncated log."""
         first, *_ = bench.partitions
         bench.me.claim(first)
@@ -262,14 +261,14 @@ class OffsetsSuite:
         bench.store.reset(bench.group, {first: 2})
         assert bench.rows()[first].leader_epoch is None
 
-    def test_a_reset_forgets_the_topic_s_id(self, bench: Bench) -> None:
-        """The offset is meant for the topic that exists now. So a user can continue in a recreated topic."""
+    def test_a_reset_removes_the_topic_id(self, bench: Bench) -> None:
+        """The new offset is for the topic that exists now. So a user can continue in a recreated topic."""
         first, *_ = bench.partitions
         bench.move({first: 7}, topic_id="old")
         bench.store.reset(bench.group, {first: 0})
         assert bench.rows()[first].topic_id is None
 
-    def test_it_can_be_used_again_after_it_was_closed(self, bench: Bench) -> None:
+    def test_a_closed_store_can_be_used_again(self, bench: Bench) -> None:
         """An app closes its stores at the end of a run, and may run again."""
         first, *_ = bench.partitions
         bench.move({first: 7})
@@ -278,19 +277,19 @@ class OffsetsSuite:
         bench.move({first: 8})
         assert bench.offsets() == {first: 8}
 
-    def test_it_may_be_closed_without_having_been_used_and_twice(self, bench: Bench) -> None:
+    def test_a_store_can_be_closed_unused_and_twice(self, bench: Bench) -> None:
         """An app that fails at its start closes the stores that it has opened."""
         store = bench.open()
         store.close()
         store.close()
 
-    def test_it_says_what_it_promises(self, bench: Bench) -> None:
+    def test_a_store_has_a_guarantee_and_an_address(self, bench: Bench) -> None:
         """The start banner prints the guarantee and the address."""
         assert "once" in bench.store.guarantee
         assert bench.store.address.partition("://")[1] == "://"
 
     @pytest.mark.parametrize(("part", "protocol"), PARTS)
-    def test_a_declared_part_is_there(self, bench: Bench, part: str, protocol: type) -> None:
+    def test_a_declared_capability_is_implemented(self, bench: Bench, part: str, protocol: type) -> None:
         """The runtime calls the declared methods without a check."""
         offers, name = capabilities_of(bench.store), type(bench.store).__name__
         assert offers.store is bench.store, f"{name} declares the capabilities of another object"
@@ -299,8 +298,8 @@ class OffsetsSuite:
             assert isinstance(declared, protocol), f"{name} declares {part} and is no {protocol.__name__}"
             assert declared is bench.store, f"{name} declares another object as {part}"
 
-    def test_a_place_that_is_away_is_said_so_and_found_again(self, bench: Bench) -> None:
-        """`StoreUnavailable` is tried again. Any other error ends the consumer, which an outage must not do."""
+    def test_an_outage_raises_store_unavailable_and_loses_no_offset(self, bench: Bench) -> None:
+        """The runtime tries again after `StoreUnavailable`. Any other error would end the consumer."""
         first, *_ = bench.partitions
         bench.move({first: 7})
         with away(bench):
@@ -334,7 +333,7 @@ def _says_it_is_away(name: str, method: Callable[[OffsetStore], object], store: 
         return
     except Exception as error:  # noqa: BLE001  (any other error is what the test looks for)
         pytest.fail(f"{name} raised {error!r} and not StoreUnavailable")
-    pytest.fail(f"{name} succeeded on a place that is away")
+    pytest.fail(f"{name} succeeded although the place was unavailable")
 
 
 class _Logs(Cluster):

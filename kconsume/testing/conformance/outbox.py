@@ -1,7 +1,7 @@
-"""Beyond the third level: a store that keeps what handlers send until the broker has confirmed it.
+"""Beyond the third level: a store that keeps the records that handlers send until the broker has confirmed them.
 
-The tests use the calls of the relay. A row exists from the commit of its transaction until it is reported as delivered,
-and only the owner of its partition sees it.
+The tests make the calls that the relay makes. A row exists from the commit of its transaction until it is reported as
+delivered. Only the owner of its partition can read it.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class OutboxSuite(TransactionalSuite):
 
     # With the transaction
 
-    def test_a_row_is_there_when_its_transaction_has_committed_and_not_before(self, bench: Bench) -> None:
+    def test_an_outbox_row_is_visible_only_after_its_transaction_has_committed(self, bench: Bench) -> None:
         first, *_ = bench.partitions
         bench.me.claim(first)
         with bench.me.transaction(first) as handling:
             handling.write(0)
             post(handling, "a", "b")
             handling.advance(0, 1)
-            assert values(read(bench.owner("reader"), first, bench.me.held[first].epoch)) == [], "too soon"
+            assert values(read(bench.owner("reader"), first, bench.me.held[first].epoch)) == [], "read before COMMIT"
         assert values(read(bench.me, first)) == ["a", "b"]
         assert (bench.effects(), bench.offsets()) == ([0], {first: 1})
 
-    def test_rows_are_undone_with_their_transaction(self, bench: Bench) -> None:
+    def test_outbox_rows_are_rolled_back_with_their_transaction(self, bench: Bench) -> None:
         """If such rows were sent, they would report something that never happened."""
         first, *_ = bench.partitions
         bench.me.claim(first)
@@ -50,7 +50,7 @@ class OutboxSuite(TransactionalSuite):
         commit_rows(bench.me, first, "good")
         assert values(read(bench.me, first)) == ["good"]
 
-    def test_a_transaction_that_was_fenced_leaves_no_rows(self, bench: Bench) -> None:
+    def test_a_fenced_transaction_leaves_no_outbox_rows(self, bench: Bench) -> None:
         first, *_ = bench.partitions
         rival = bench.owner("rival")
         bench.me.claim(first)
@@ -61,7 +61,7 @@ class OutboxSuite(TransactionalSuite):
 
     # Rows
 
-    def test_a_row_has_all_of_its_record(self, bench: Bench) -> None:
+    def test_an_outbox_row_keeps_every_field_of_its_record(self, bench: Bench) -> None:
         """A tombstone is not an empty value. A header may occur twice, and its value may be any bytes."""
         first, *_ = bench.partitions
         sent = [
@@ -75,9 +75,7 @@ class OutboxSuite(TransactionalSuite):
             handling.advance(0, 1)
         assert [row.outgoing for row in read(bench.me, first)] == sent
 
-    def test_rows_are_read_in_the_order_in_which_they_were_written_and_no_more_than_asked_for(
-        self, bench: Bench
-    ) -> None:
+    def test_outbox_rows_are_read_in_the_order_of_writing_up_to_the_limit(self, bench: Bench) -> None:
         first, *_ = bench.partitions
         bench.me.claim(first)
         for turn in range(4):
@@ -88,7 +86,7 @@ class OutboxSuite(TransactionalSuite):
         assert numbers == sorted(set(numbers))
         assert read(bench.me, first, most=30) == rows[:30]
 
-    def test_rows_to_some_topics_or_to_all_others_are_read_apart(self, bench: Bench) -> None:
+    def test_outbox_rows_can_be_read_for_some_topics_or_for_all_other_topics(self, bench: Bench) -> None:
         """If a row to one topic is refused, rows to other topics are still sent."""
         first, second, *_ = bench.partitions
         bench.me.claim(first, second)
@@ -105,7 +103,7 @@ class OutboxSuite(TransactionalSuite):
         assert {p: values(rows) for p, rows in found.items() if rows} == {first: ["b0", "b1", "b2"]}
         store.delivered(bench.group, {first: [row.number for row in found[first]]})
         assert values(read(bench.me, first)) == ["a0", "c0", "a1", "c1", "a2", "c2"], (
-            "rows to other topics are still there"
+            "rows to other topics were deleted"
         )
         insert_unowned(bench, "to orders.out")
         assert values(store.unowned_rows("me", _ALL, Targets(("elsewhere",)))) == []
@@ -126,7 +124,7 @@ class OutboxSuite(TransactionalSuite):
         assert {p: values(rows) for p, rows in found.items()} == {first: ["c", "d"], second: ["a", "b", "c"]}
         assert values(store.posted(bench.group, epochs, 1, above)[first]) == ["c"]
 
-    def test_rows_are_those_of_their_partition_and_group(self, bench: Bench) -> None:
+    def test_only_outbox_rows_of_the_partition_and_group_are_read(self, bench: Bench) -> None:
         first, second, third, *_ = bench.partitions
         other = bench.of_group(f"{bench.group}-other")
         for owner in (bench.me, other.me):
@@ -140,7 +138,7 @@ class OutboxSuite(TransactionalSuite):
         }
         assert values(read(other.me, first)) == [f"{other.group} 0"]
 
-    def test_nothing_asked_for_is_nothing_read_and_nothing_deleted(self, bench: Bench) -> None:
+    def test_reading_or_deleting_no_outbox_rows_does_nothing(self, bench: Bench) -> None:
         first, *_ = bench.partitions
         bench.me.claim(first)
         commit_rows(bench.me, first, "a")
@@ -151,8 +149,8 @@ class OutboxSuite(TransactionalSuite):
 
     # Owners
 
-    def test_under_a_stale_epoch_nothing_is_read_and_the_next_owner_reads_it(self, bench: Bench) -> None:
-        """Otherwise a zombie would keep sending, mixed with the records of the owner."""
+    def test_a_stale_epoch_reads_no_outbox_rows_and_the_next_owner_reads_them(self, bench: Bench) -> None:
+        """Otherwise a zombie would send its rows between the rows of the new owner."""
         first, second, *_ = bench.partitions
         rival = bench.owner("rival")
         bench.me.claim(first, second)
@@ -163,10 +161,10 @@ class OutboxSuite(TransactionalSuite):
         assert {p: values(rows) for p, rows in found.items() if rows} == {second: ["b"]}
         assert values(read(rival, first)) == ["a"]
         assert values(read(rival, first, rival.held[first].epoch + 1)) == [], (
-            "nor under an epoch that was never given out"
+            "rows were read under an epoch that was never given out"
         )
 
-    def test_after_a_reclaim_the_rows_are_read_under_the_new_epoch(self, bench: Bench) -> None:
+    def test_after_a_reclaim_outbox_rows_are_read_under_the_new_epoch(self, bench: Bench) -> None:
         first, *_ = bench.partitions
         old = bench.me.claim(first)[first].epoch
         commit_rows(bench.me, first, "a")
@@ -175,7 +173,7 @@ class OutboxSuite(TransactionalSuite):
 
     # Delivered rows
 
-    def test_what_was_delivered_is_gone_and_nothing_else(self, bench: Bench) -> None:
+    def test_only_delivered_outbox_rows_are_deleted(self, bench: Bench) -> None:
         first, second, *_ = bench.partitions
         bench.me.claim(first, second)
         commit_rows(bench.me, first, "a", "b", "c", "d")
@@ -186,7 +184,7 @@ class OutboxSuite(TransactionalSuite):
             assert values(read(bench.me, first)) == ["b", "d"]
         assert values(read(bench.me, second)) == ["other"]
 
-    def test_what_was_delivered_of_several_partitions_is_gone_at_once(self, bench: Bench) -> None:
+    def test_delivered_outbox_rows_of_several_partitions_are_deleted_together(self, bench: Bench) -> None:
         first, second, *_ = bench.partitions
         bench.me.claim(first, second)
         for partition in (first, second):
@@ -195,7 +193,7 @@ class OutboxSuite(TransactionalSuite):
         _store(bench.me).delivered(bench.group, gone)
         assert [values(read(bench.me, p)) for p in (first, second)] == [["b"], ["b"]]
 
-    def test_what_a_zombie_has_delivered_is_gone_as_well(self, bench: Bench) -> None:
+    def test_an_outbox_row_that_a_zombie_delivered_is_deleted_too(self, bench: Bench) -> None:
         """The broker has confirmed the row, so it is deleted under any owner of the partition."""
         first, *_ = bench.partitions
         rival = bench.owner("rival")
@@ -206,7 +204,7 @@ class OutboxSuite(TransactionalSuite):
         _store(bench.me).delivered(bench.group, {first: [rows[0].number]})
         assert values(read(rival, first)) == ["b"]
 
-    def test_a_number_is_never_given_out_again(self, bench: Bench) -> None:
+    def test_the_number_of_an_outbox_row_is_never_used_again(self, bench: Bench) -> None:
         """A zombie that wakes after days deletes, by number, the rows that it had sent. It must not delete later
         rows."""
         first, *_ = bench.partitions
@@ -221,7 +219,7 @@ class OutboxSuite(TransactionalSuite):
 
     # Rows of the user's own transactions, which belong to no partition
 
-    def test_a_row_of_a_person_s_own_transaction_is_there_if_it_commits(self, bench: Bench) -> None:
+    def test_an_outbox_row_of_a_user_transaction_exists_only_if_it_commits(self, bench: Bench) -> None:
         insert_unowned(bench, "committed")
         with pytest.raises(LookupError):
             insert_unowned(bench, "undone", error=LookupError())
@@ -229,15 +227,15 @@ class OutboxSuite(TransactionalSuite):
         assert values(_store(bench.me).unowned_rows("me", _ALL)) == ["committed", "later"]
         assert values(_store(bench.me).unowned_rows("me", 1)) == ["committed"]
 
-    def test_what_is_nobody_s_has_one_sender_at_a_time(self, bench: Bench) -> None:
+    def test_outbox_rows_without_a_partition_have_one_sender_at_a_time(self, bench: Bench) -> None:
         rival = _store(bench.owner("rival"))
         assert _store(bench.me).unowned_rows("me", _ALL) == []
         insert_unowned(bench, "a")
         for _ in range(2):
             assert values(_store(bench.me).unowned_rows("me", _ALL)) == ["a"]
-            assert rival.unowned_rows("rival", _ALL) == [], "while another sends it"
+            assert rival.unowned_rows("rival", _ALL) == [], "a second sender got the row"
 
-    def test_what_is_nobody_s_is_gone_when_it_was_delivered(self, bench: Bench) -> None:
+    def test_an_outbox_row_without_a_partition_is_deleted_when_delivered(self, bench: Bench) -> None:
         insert_unowned(bench, "a")
         insert_unowned(bench, "b")
         store = _store(bench.me)
@@ -245,7 +243,7 @@ class OutboxSuite(TransactionalSuite):
         store.delivered("", {Partition("", 0): [number]})
         assert values(store.unowned_rows("me", _ALL)) == ["b"]
 
-    def test_what_is_nobody_s_and_what_is_a_partition_s_are_apart(self, bench: Bench) -> None:
+    def test_outbox_rows_with_and_without_a_partition_are_read_separately(self, bench: Bench) -> None:
         first, *_ = bench.partitions
         bench.me.claim(first)
         commit_rows(bench.me, first, "a handler's")
@@ -255,18 +253,18 @@ class OutboxSuite(TransactionalSuite):
 
     # Handled origins
 
-    def test_an_origin_is_taken_in_once_by_each_group(self, bench: Bench) -> None:
+    def test_an_origin_is_recorded_once_by_each_group(self, bench: Bench) -> None:
         first, second, *_ = bench.partitions
         bench.me.claim(first, second)
         assert record_origins(bench.me, first, "a#0", "b#0", "a#0") == {"a#0", "b#0"}
         _store(bench.me).forget_origins()  # deletes expired origins only
         assert record_origins(bench.me, first, "a#0", "it's \\ new") == {"it's \\ new"}
-        assert record_origins(bench.me, second, "b#0", "c#0") == {"c#0"}, "in any partition of the group"
+        assert record_origins(bench.me, second, "b#0", "c#0") == {"c#0"}, "b#0 was recorded again in another partition"
         other = bench.of_group(f"{bench.group}-other")
         other.me.claim(first)
         assert record_origins(other.me, first, "a#0") == {"a#0"}
 
-    def test_what_was_taken_in_is_undone_with_its_transaction(self, bench: Bench) -> None:
+    def test_recorded_origins_are_rolled_back_with_their_transaction(self, bench: Bench) -> None:
         """Otherwise the record of a failed transaction would count as handled."""
         first, *_ = bench.partitions
         bench.me.claim(first)
@@ -281,8 +279,8 @@ class OutboxSuite(TransactionalSuite):
 
     # An unavailable place
 
-    def test_an_outbox_that_is_away_says_so_and_has_its_rows_when_it_is_back(self, bench: Bench) -> None:
-        """The relay tries again after `StoreUnavailable`. It would treat any other error as a fault of its own."""
+    def test_an_outage_raises_store_unavailable_and_loses_no_outbox_row(self, bench: Bench) -> None:
+        """The relay tries again after `StoreUnavailable`. The relay would treat any other error as its own fault."""
         away = bench.subject.away
         if away is None:
             pytest.skip("the Subject has no away=")
@@ -335,7 +333,7 @@ def commit_rows(owner: Owner, partition: Partition, *values: str) -> None:
 
 
 def record_origins(owner: Owner, partition: Partition, *origins: str) -> set[str]:
-    """Returns the origins that were new, in a transaction that moves the offset by one."""
+    """Record origins in a transaction that moves the offset by one. Returns the origins that were new."""
     at, new = owner.store.load(owner.bench.group, [partition])[partition].next_offset, set[str]()
     with owner.transaction(partition) as handling:
         new.update(_tx(handling).record_origins(list(origins)))
@@ -349,7 +347,7 @@ def read(owner: Owner, partition: Partition, epoch: int | None = None, most: int
 
 
 def insert_unowned(bench: Bench, value: str, error: Exception | None = None) -> None:
-    """Insert a row in a transaction of the user's own, which ends with this error if there is one."""
+    """Insert a row in a transaction of the user. If `error` is given, it is raised in the transaction."""
     if bench.subject.own is None:
         pytest.fail("the Subject of a store with an outbox needs own=, a transaction of the user's own")
     statement = _store(bench.me).insert_statement(outgoing(value))

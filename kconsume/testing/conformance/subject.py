@@ -38,7 +38,7 @@ class Subject:
     rolls back. `execute(statement, parameters)` writes in the transaction. Only for a store with an outbox."""
 
     away: Callable[[], AbstractContextManager[object]] | None = None
-    """A context manager: during its block no store object can reach the place. With None, tests of that are skipped."""
+    """A context manager: during its block no store object can reach the place. None skips the tests of outages."""
 
     round_trips: Callable[[], int] | None = None
     """Returns the number of round trips to the place so far, by all clients, if the place can count them. The suite

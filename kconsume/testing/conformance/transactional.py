@@ -36,7 +36,7 @@ TX_CAPABILITIES: list[tuple[str, type]] = [
     ("severs", SeverableTx),
     ("finishes", FinishingTx),
 ]
-"""What a store may declare about its transactions, and the methods that each must then have."""
+"""The capabilities that a store may declare for its transactions, and the protocol that they must then implement."""
 
 
 class TransactionalSuite(Zombies, FencedSuite):
@@ -50,8 +50,8 @@ class TransactionalSuite(Zombies, FencedSuite):
         with bench.me.transaction(first) as handling:
             handling.write(0)
             handling.advance(0, 5)
-            assert bench.effects() == [], "seen before it was committed"
-            assert bench.open().load(bench.group, [first])[first].next_offset == 0, "passed before it was committed"
+            assert bench.effects() == [], "the write was visible before COMMIT"
+            assert bench.open().load(bench.group, [first])[first].next_offset == 0, "the offset moved before COMMIT"
         assert (bench.effects(), bench.offsets()) == ([0], {first: 5})
 
     def test_many_records_share_a_transaction(self, bench: Bench) -> None:
@@ -64,8 +64,8 @@ class TransactionalSuite(Zombies, FencedSuite):
         assert bench.settled(first)
         assert bench.settled(second)
 
-    def test_an_error_of_the_handler_undoes_both_and_is_its_own(self, bench: Bench) -> None:
-        """The handler fails before or after the advance. Half of the effects of a record is worse than none."""
+    def test_a_handler_error_rolls_back_writes_and_offset_and_is_raised_unchanged(self, bench: Bench) -> None:
+        """The handler fails before or after the advance. A part of a record's effects must not be committed."""
         first, *_ = bench.partitions
         bench.me.claim(first)
         for advances in (False, True):
@@ -73,8 +73,8 @@ class TransactionalSuite(Zombies, FencedSuite):
                 bench.me.run(first, _raising(LookupError("of the handler"), advances))
         assert (bench.effects(), bench.offsets()) == ([], {first: 0})
 
-    def test_an_interrupt_undoes_both(self, bench: Bench) -> None:
-        """Other exceptions leave the transaction too: the end of a thread, Ctrl-C, a cancelled task."""
+    def test_an_interrupt_rolls_back_writes_and_offset(self, bench: Bench) -> None:
+        """A transaction may also end by an exception that is no `Exception`: Ctrl-C, or a cancelled task."""
         first, *_ = bench.partitions
         bench.me.claim(first)
         with pytest.raises(KeyboardInterrupt):
@@ -82,7 +82,7 @@ class TransactionalSuite(Zombies, FencedSuite):
         assert (bench.effects(), bench.offsets()) == ([], {first: 0})
 
     def test_after_an_error_the_next_transaction_is_clean(self, bench: Bench) -> None:
-        """A connection goes back to its pool clean, without anything of the failed transaction."""
+        """A connection must go back to its pool without any state of the failed transaction."""
         first, *_ = bench.partitions
         bench.me.claim(first)
         for _ in range(3):
@@ -92,7 +92,7 @@ class TransactionalSuite(Zombies, FencedSuite):
         assert bench.settled(first)
         assert bench.offsets() == {first: 1}
 
-    def test_an_advance_of_32_bits_and_more(self, bench: Bench) -> None:
+    def test_an_advance_takes_offsets_above_32_bits(self, bench: Bench) -> None:
         first, *_ = bench.partitions
         bench.me.claim(first, at=2**53)
         bench.me.handle(first)
@@ -100,8 +100,8 @@ class TransactionalSuite(Zombies, FencedSuite):
         assert bench.effects() == [number(first, 2**53)]
 
     @pytest.mark.parametrize("name", ODD_NAMES)
-    def test_a_transaction_knows_any_name(self, bench: Bench, name: str) -> None:
-        """The fence of a transaction has statements, keys and locks of its own, made of the same names."""
+    def test_a_transaction_works_with_any_group_and_topic_name(self, bench: Bench, name: str) -> None:
+        """A transaction builds its own statements, keys and locks from the names of the group and the topic."""
         odd, other = bench.of_group(f"{name}{bench.group}"), bench.of_group(bench.group)
         partition = Partition(name, 0)
         odd.me.claim(partition)
@@ -115,8 +115,8 @@ class TransactionalSuite(Zombies, FencedSuite):
             odd.me.handle(partition)
         assert bench.effects() == [number(partition, 0)]
 
-    def test_the_topic_s_id_and_owner_survive_an_advance(self, bench: Bench) -> None:
-        """`claim` compares these with the cluster, so they must still exist after a day of transactions."""
+    def test_an_advance_keeps_the_topic_id_and_the_owner(self, bench: Bench) -> None:
+        """The topic id is compared with the cluster's at the next claim, and the owner is shown to users."""
         first, *_ = bench.partitions
         bench.me.claim(first)
         bench.me.save({first: 1}, topic_id="known")
@@ -126,7 +126,7 @@ class TransactionalSuite(Zombies, FencedSuite):
         assert (row.next_offset, row.topic_id, row.owner, row.leader_epoch) == (5, "known", "me", 3)
 
     def test_a_handler_s_own_error_is_not_the_store_s_fault(self, bench: Bench) -> None:
-        """A fault of the store is tried again without end, so a record that cannot be handled would stop its
+        """The runtime retries a fault of the store without end. A record that cannot be handled would then stop its
         partition."""
         first, *_ = bench.partitions
         bench.me.claim(first)
@@ -137,8 +137,8 @@ class TransactionalSuite(Zombies, FencedSuite):
 
     # The fence
 
-    def test_an_advance_from_where_we_are_not_leaves_nothing(self, bench: Bench) -> None:
-        """Records that we handled before a reply was lost would be repeated, or records would be left out."""
+    def test_an_advance_from_a_wrong_offset_changes_nothing(self, bench: Bench) -> None:
+        """Otherwise records would be skipped, or would be handled again if the reply to their commit was lost."""
         first, *_ = bench.partitions
         bench.me.claim(first, at=1)
         for old in (0, 2):
@@ -146,23 +146,23 @@ class TransactionalSuite(Zombies, FencedSuite):
                 bench.me.run(first, lambda handling, old=old: handling.handle(old))  # type: ignore[misc]
             assert (bench.effects(), bench.offsets()) == ([], {first: 1})
 
-    def test_a_commit_behind_an_advance_that_was_refused_commits_nothing(self, bench: Bench) -> None:
-        """A COMMIT that is queued behind the advance is sent before the reply to the advance is read. It would commit
-        the effect of a fenced owner, and the successor would commit the same effect again."""
+    def test_a_commit_after_a_refused_advance_commits_nothing(self, bench: Bench) -> None:
+        """A COMMIT may be sent before the reply to the advance is read. Such a COMMIT must not commit the effect of a
+        fenced owner, because the new owner commits the same effect again."""
         first, *_ = bench.partitions
         bench.me.claim(first, at=1)
         with contextlib.suppress(StoreError):
             bench.me.run(first, _not_looking)
         assert (bench.effects(), bench.offsets()) == ([], {first: 1})
 
-    def test_a_refused_advance_is_told_although_nobody_looked(self, bench: Bench) -> None:
-        """A caller that assumes the commit would continue from the wrong offset."""
+    def test_a_refused_advance_raises_even_if_the_handler_ignores_it(self, bench: Bench) -> None:
+        """Otherwise the caller would assume a commit, and would continue at a wrong offset."""
         first, *_ = bench.partitions
         bench.me.claim(first, at=1)
         with pytest.raises(StoreError):
             bench.me.run(first, _not_looking)
 
-    def test_a_transaction_where_no_row_is_does_not_begin(self, bench: Bench) -> None:
+    def test_a_transaction_without_a_row_does_not_begin(self, bench: Bench) -> None:
         """The row was never claimed, or a user deleted it."""
         first, second, *_ = bench.partitions
         bench.me.claim(first)
@@ -181,7 +181,7 @@ class TransactionalSuite(Zombies, FencedSuite):
 
     # The end of a transaction
 
-    def test_a_transaction_that_has_ended_is_not_used_again(self, bench: Bench) -> None:
+    def test_a_transaction_that_has_ended_refuses_further_use(self, bench: Bench) -> None:
         """A thread or task that a handler left running would write outside of a transaction, or in another one."""
         first, *_ = bench.partitions
         bench.me.claim(first)
@@ -197,7 +197,7 @@ class TransactionalSuite(Zombies, FencedSuite):
         bench.me.handle(first)
         assert bench.settled(first)
 
-    def test_a_transaction_that_has_failed_is_not_used_again(self, bench: Bench) -> None:
+    def test_a_transaction_that_has_failed_refuses_further_use(self, bench: Bench) -> None:
         """A thread or task may also be left running by a handler that raised."""
         first, *_ = bench.partitions
         bench.me.claim(first)
@@ -215,7 +215,7 @@ class TransactionalSuite(Zombies, FencedSuite):
         bench.me.handle(first)
         assert bench.settled(first)
 
-    def test_transactions_go_on_after_the_store_was_closed(self, bench: Bench) -> None:
+    def test_a_closed_store_can_begin_new_transactions(self, bench: Bench) -> None:
         """An app that runs again keeps its store object."""
         first, *_ = bench.partitions
         bench.me.claim(first)
@@ -227,8 +227,8 @@ class TransactionalSuite(Zombies, FencedSuite):
 
     # Concurrent use
 
-    def test_a_reader_does_not_wait_for_the_transaction_that_runs(self, bench: Bench) -> None:
-        """A slow handler may delay writers, but not `status`, which only reads."""
+    def test_a_reader_does_not_wait_for_an_open_transaction(self, bench: Bench) -> None:
+        """A slow handler may delay writers, but must not delay `kconsume status`, which only reads."""
         first, *_ = bench.partitions
         bench.me.claim(first)
         other = bench.open()
@@ -243,8 +243,8 @@ class TransactionalSuite(Zombies, FencedSuite):
             handling.advance(0, 1)
         assert bench.settled(first)
 
-    def test_transactions_of_many_threads_all_get_their_turn(self, bench: Bench) -> None:
-        """On one store object, as the workers of a process use it."""
+    def test_transactions_of_several_threads_all_commit(self, bench: Bench) -> None:
+        """The workers of a process share one store object."""
         bench.me.claim()
         times = 20
 
@@ -272,8 +272,8 @@ class TransactionalSuite(Zombies, FencedSuite):
 
     # A handler that hangs
 
-    def test_a_transaction_that_is_taken_away_is_undone_and_its_handler_can_write_no_more(self, bench: Bench) -> None:
-        """The handler's thread still uses the transaction when `sever` is called, as after `timeout=` on threads. The
+    def test_a_severed_transaction_is_rolled_back_and_refuses_further_writes(self, bench: Bench) -> None:
+        """After `timeout=` on threads, `sever` is called while the handler's thread still uses the transaction. The
         test is skipped for a store that does not declare `severs`."""
         if not capabilities_of(bench.store).severs:
             pytest.skip("the store does not declare severs")
@@ -303,9 +303,9 @@ class TransactionalSuite(Zombies, FencedSuite):
 
     # The place becomes unavailable
 
-    def test_a_place_that_goes_inside_a_transaction_has_both_or_neither(self, bench: Bench) -> None:
-        """The database restarts while a handler runs. Until it is back, it is unknown whether the transaction
-        committed."""
+    def test_after_an_outage_both_writes_and_offset_are_committed_or_neither(self, bench: Bench) -> None:
+        """The database restarts while a handler runs. Whether the transaction committed is unknown until the database
+        is back."""
         first, *_ = bench.partitions
         bench.me.claim(first)
         bench.me.handle(first)

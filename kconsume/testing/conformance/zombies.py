@@ -35,7 +35,7 @@ class Zombies:
     fence_shows_at_the_end: ClassVar[bool] = False
     """True if a transaction under a stale epoch may begin and be refused at its end, as pipelined ones may."""
 
-    def test_a_transaction_begun_after_another_s_claim_does_not_begin(self, bench: Bench) -> None:
+    def test_a_transaction_does_not_begin_after_another_owner_has_claimed(self, bench: Bench) -> None:
         """The handler is not called, so that a zombie makes no outside calls."""
         first, *_ = bench.partitions
         bench.me.claim(first)
@@ -44,7 +44,7 @@ class Zombies:
         self.does_not_begin(bench.me, first)
         assert bench.settled(first)
 
-    def test_a_zombie_s_transaction_leaves_nothing_also_if_it_began(self, bench: Bench) -> None:
+    def test_the_transaction_of_a_zombie_changes_nothing_even_if_it_began(self, bench: Bench) -> None:
         first, *_ = bench.partitions
         rival = bench.owner("rival")
         for owner, zombie in ((bench.me, rival), (rival, bench.me)):
@@ -59,9 +59,9 @@ class Zombies:
         assert bench.settled(first)
 
     @pytest.mark.parametrize("moment", ["begin", "write", "advance"])
-    def test_a_claim_during_a_transaction_goes_before_it_or_after_it(self, bench: Bench, moment: Moment) -> None:
-        """A zombie that is frozen at each step: after the begin, in its handler, or before the COMMIT. Its handler
-        returns normally. The effect of the record exists once: from the zombie or from the new owner."""
+    def test_a_claim_during_a_transaction_takes_effect_before_or_after_it(self, bench: Bench, moment: Moment) -> None:
+        """A zombie is frozen after the begin, in its handler, or before the COMMIT. Then its handler returns normally.
+        The effect of the record must exist once: from the zombie or from the new owner."""
         first, *_ = bench.partitions
         rival = bench.owner("rival")
         bench.me.claim(first)
@@ -86,7 +86,7 @@ class Zombies:
         assert bench.offsets() == {first: found + 1}
         assert bench.settled(first)
 
-    def test_a_reset_during_a_transaction_goes_before_it_or_after_it(self, bench: Bench) -> None:
+    def test_a_reset_during_a_transaction_takes_effect_before_or_after_it(self, bench: Bench) -> None:
         """An offset that a user has set stays set, even if a transaction ran at that moment."""
         first, *_ = bench.partitions
         tool = bench.open()
@@ -98,7 +98,7 @@ class Zombies:
         with pytest.raises(Fenced):
             bench.me.handle(first)
 
-    def test_claims_while_another_commits_leave_each_effect_once(self, bench: Bench) -> None:
+    def test_claims_during_commits_leave_each_effect_once(self, bench: Bench) -> None:
         """One owner works as fast as it can. The other claims the partition many times, and works too. At the end there
         are as many effects as the offset says, and none twice."""
         first, *_ = bench.partitions
@@ -122,7 +122,7 @@ class Zombies:
         assert bench.offsets()[first] > 0, "no transaction committed"
         assert bench.settled(first)
 
-    def test_two_owners_that_fence_each_other_end_with_one_and_no_effect_twice(self, bench: Bench) -> None:
+    def test_two_owners_that_fence_each_other_end_with_one_owner_and_each_effect_once(self, bench: Bench) -> None:
         """Two consumers claim in turn, each while the other one works. The last claimant continues, and the other is
         refused."""
         first, *_ = bench.partitions
@@ -138,7 +138,7 @@ class Zombies:
         assert bench.rows()[first].owner == one.name
         assert bench.settled(first)
 
-    def test_of_16_claims_at_once_exactly_one_can_commit(self, bench: Bench) -> None:
+    def test_after_16_concurrent_claims_exactly_one_owner_can_commit(self, bench: Bench) -> None:
         first, *_ = bench.partitions
         rivals = [bench.owner(f"rival-{n}") for n in range(16)]
 
@@ -154,7 +154,7 @@ class Zombies:
         assert bench.offsets() == {first: 1}
         assert bench.settled(first)
 
-    def test_a_claim_of_one_partition_leaves_the_transaction_on_another_alone(self, bench: Bench) -> None:
+    def test_a_claim_of_one_partition_does_not_end_the_transaction_on_another(self, bench: Bench) -> None:
         """A partial revoke: the new owner of one partition must not end the work on the others."""
         first, second, *_ = bench.partitions
         rival = bench.owner("rival")

@@ -1,4 +1,4 @@
-"""Run a command that must not outlive the process that started it. A program of its own.
+"""Run a command that must not outlive the process that started it. This file is a program of its own.
 
     python child_guard.py PARENT_PID FOLDER COMMAND…
 
@@ -15,8 +15,8 @@ The guard is a process between the parent and the command, because the shorter s
   a worker thread would die with that thread;
 - the end of a pipe is not seen while any forked child of the parent still holds the other end.
 
-A changed parent id has none of these faults. The guard has one thread for all its life, so PR_SET_PDEATHSIG and
-`preexec_fn` are safe in it, and they cover the guard's own death by kill -9.
+The guard watches its parent id, which has none of these faults. The guard has one thread for all its life, so
+`preexec_fn` and PR_SET_PDEATHSIG are safe in the guard. With them the command ends if the guard dies by kill -9.
 
 The guard runs as a file, not as a module: importing kconsume would cost a second, and the guard does not need it.
 """

@@ -1,9 +1,9 @@
-"""Run a command as another user. A program of its own, for servers that refuse to run as root.
+"""Run a command as another user. This file is a program of its own, for servers that refuse to run as root.
 
     python drop_privileges.py UID GID COMMAND…
 
-`child_guard.py` starts this program, which replaces itself by the server, so the guard's child is the server. The
-process under test never changes its own user, because the change would apply to all its threads.
+`child_guard.py` starts this program. This program changes its user and then executes the server in its own process, so
+the guard's child is the server. The test process never changes its own user, because all its threads would change.
 
 This program runs as a file, not as a module: importing kconsume would cost a second, and is not needed.
 """

@@ -1,7 +1,7 @@
 """Fetch jars from Maven Central by name, once per user, and keep them in a cache folder.
 
-A coordinate that ends in `@jar` means that file alone, as in Gradle. Any other coordinate is fetched with its
-dependencies. A folder in the cache is complete or absent: the jars are fetched into another folder and tested, and then
+A coordinate that ends in `@jar` is fetched without its dependencies, as in Gradle. Any other coordinate is fetched with
+them. A folder in the cache is complete or absent: the jars are fetched into a temporary folder and tested, and then
 that folder is renamed. Two runs that fetch at the same time both succeed.
 """
 

@@ -30,7 +30,7 @@ _LOOKS_LIKE_A_REASON = re.compile("FATAL|ERROR|rror|Exception")
 
 
 class LocalProcess:
-    """A server at `server.url`, started by `with … as server:`.
+    """The base class of a server at `server.url`, started by `with … as server:`.
 
     Args:
         folder: where the server keeps its data and its log. The data survive `stop`, `kill` and `restart`. Without it
@@ -61,7 +61,7 @@ class LocalProcess:
         raise NotImplementedError
 
     def _answers(self, url: str) -> str | None:
-        """As `ready.Answers`."""
+        """Ask the server whether it answers. Returns None if it does, else the reason why not."""
         raise NotImplementedError
 
     @property
@@ -87,7 +87,7 @@ class LocalProcess:
         return self._pid
 
     def start(self) -> Self:
-        """Start on the data of the folder, and return when the server answers."""
+        """Start the server on the data in its folder, and return when it answers."""
         if self.running:
             return self
         if not is_free(self.port):  # otherwise another server could answer in place of this one
@@ -111,7 +111,7 @@ class LocalProcess:
             self.kill()
 
     def kill(self) -> None:
-        """End the server with SIGKILL, as a power cut would. Its data stay."""
+        """End the server with SIGKILL, so that it cannot clean up. Its data stay."""
         self._end(signal.SIGKILL)
 
     def restart(self) -> None:

@@ -1,8 +1,8 @@
 """Ports that servers of the tests listen on.
 
-Several processes start servers at the same time, and a server that is down for a moment must find its port again. So a
-port belongs to the process that reserved it until that process ends: the process holds a lock on the byte with the
-port's number, in a file that all of them open.
+Several processes start servers at the same time, and a server that restarts must get its port again. So a port belongs
+to the process that reserved it until that process ends. The process holds a lock on one byte of a file that all these
+processes open: the byte at the position of the port's number.
 """
 
 from __future__ import annotations

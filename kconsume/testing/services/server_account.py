@@ -45,7 +45,7 @@ class Account:
 
 
 def lesser_account() -> Account | None:
-    """Return the account for the server, or None if this process is not root: the server then runs as its user."""
+    """Return the account for the server. None if this process is not root: then the server runs as the same user."""
     if os.geteuid() != 0:
         return None
     for name in _NAMES:

@@ -187,8 +187,8 @@ class TestHandlers:
     @pytest.mark.parametrize(
         ("option", "text", "written"),
         [
-            ("TOPICS", "orders,,payments", "names divided by commas"),
-            ("TOPICS", ",", "names divided by commas"),
+            ("TOPICS", "orders,,payments", "names separated by commas"),
+            ("TOPICS", ",", "names separated by commas"),
             ("CONCURRENCY", "0", "a whole number above zero"),
             ("CONCURRENCY", "many", "a whole number above zero"),
             ("CHUNK", "1.5", "a whole number above zero"),
@@ -202,8 +202,8 @@ class TestHandlers:
             ("RATE", "fast", "records, or records/seconds, above zero"),
             ("BATCH", "0/1", "records, or records/seconds to wait"),
             ("BATCH", "500/-1", "records, or records/seconds to wait"),
-            ("PARTITIONS", "0,-1", "partition numbers divided by commas"),
-            ("PARTITIONS", "0-3", "partition numbers divided by commas"),
+            ("PARTITIONS", "0,-1", "partition numbers separated by commas"),
+            ("PARTITIONS", "0-3", "partition numbers separated by commas"),
         ],
     )
     def test_what_cannot_be_read_is_refused_with_the_variable_its_value_and_the_fix(

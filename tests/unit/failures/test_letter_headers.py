@@ -294,10 +294,13 @@ def test_what_is_no_place_for_letters_is_refused(arguments: dict[str, Any], word
 
 
 def test_the_policy_is_one_sentence() -> None:
-    assert str(Policy(DeadLetter("orders.dlq"))) == "a record that fails is written to topic orders.dlq, and passed"
+    assert (
+        str(Policy(DeadLetter("orders.dlq")))
+        == "a record that fails is written to topic orders.dlq, and its offset passes"
+    )
     assert str(Policy(DeadLetter(table="failed", limit=0.25), Retry(3, wait=1))) == (
-        "a record that fails is tried up to 3 times, 1 s apart; then it is written to table failed, with its offset, "
-        "and passed; more than 25% of the records in 60 s stop the consumer"
+        "a record that fails is tried up to 3 times, 1 s apart; then it is written to table failed in the offset's "
+        "transaction, and its offset passes; more than 25% of the records in 60 s stop the consumer"
     )
 
 

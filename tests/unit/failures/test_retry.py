@@ -115,8 +115,8 @@ def test_what_ends_by_one_of_its_parts_is_a_policy() -> None:
 
 
 def test_it_says_what_it_does_in_words() -> None:
-    assert str(Retry(5)) == "is tried up to 5 times, 0.5 s and then twice as long each time apart, up to 30 s"
+    assert str(Retry(5)) == "is tried up to 5 times, with pauses of 0.5 s, doubled each time, up to 30 s"
     assert str(Retry(2, wait=3)) == "is tried up to 2 times, 3 s apart"
     assert str(Retry(tenacity.stop_after_delay(9), wait=tenacity.wait_random())) == (
-        "is tried again (stop_after_delay), apart as wait_random says"
+        "is tried again (stop_after_delay), with the pauses of wait_random"
     )

@@ -108,14 +108,16 @@ def test_their_order_in_the_tuple_does_not_matter() -> None:
 
 def test_a_policy_says_in_words_what_becomes_of_a_record() -> None:
     assert str(Policy("skip", RetryTopics((5, 60)))) == (
-        "a record that fails is tried again after 5 s, 60 s, by way of 2 topics, while others go on; then it is "
+        "a record that fails is tried again after 5 s, 60 s, by way of 2 topics, while other records go on; then it is "
         "logged, counted and skipped"
     )
     assert str(Policy("stop", (RetryTopics((0.5,)), Retry(3, wait=1)))) == (
         "a record that fails is tried up to 3 times, 1 s apart; then it is tried again after 0.5 s, by way of a topic, "
-        "while others go on; then it stops the process; its offset is not passed"
+        "while other records go on; then it stops the process; its offset is not passed"
     )
-    assert str(Policy(DeadLetter("dead"), RetryTopics((5,)))).endswith("is written to topic dead, and passed")
+    assert str(Policy(DeadLetter("dead"), RetryTopics((5,)))).endswith(
+        "is written to topic dead, and its offset passes"
+    )
 
 
 # Which errors
@@ -317,7 +319,7 @@ def test_a_group_whose_name_cannot_be_in_a_topic_s_is_refused() -> None:
     refused(shop("shop/eu"), "orders", said=r"'orders.shop/eu.retry.1' would be .* group= of at most 234 of")
     refused(shop("ä"), "orders", said="is no topic name: give the handler a group=")
     refused(shop("g" * 240), "orders", said="group= of at most 234 of")
-    refused(shop(), "o" * 245, said="leaves no room for one, so use Retry")
+    refused(shop(), "o" * 245, said="leaves no room for the name of a retry topic, so use Retry")
 
 
 def test_reading_its_own_retry_topic_is_refused() -> None:
@@ -358,7 +360,12 @@ def test_dead_letter_topics_that_form_a_circle_are_refused(handlers: int) -> Non
     app = shop()
     for n in range(handlers - 1):
         app.consume(f"t{n}", on_error=DeadLetter(f"t{n + 1}"), retry=RetryTopics())(handle)
-    refused(app, f"t{handlers - 1}", on_error=DeadLetter("t0"), said="would come back there through dead-letter topics")
+    refused(
+        app,
+        f"t{handlers - 1}",
+        on_error=DeadLetter("t0"),
+        said="would come back to that topic through dead-letter topics",
+    )
     app.consume(f"t{handlers - 1}", on_error=DeadLetter("end"), retry=RetryTopics())(handle)
 
 
@@ -374,9 +381,9 @@ def test_a_circle_by_way_of_a_retry_topic_or_a_pattern_is_refused(back: str) -> 
     app = shop()
     app.consume("t0", on_error=DeadLetter("t1"), retry=RetryTopics())(handle)
     if back == "a pattern":
-        refused(app, pattern="t[1]", retry=None, on_error=DeadLetter("t0"), said="would come back there")
+        refused(app, pattern="t[1]", retry=None, on_error=DeadLetter("t0"), said="would come back to that topic")
     else:
-        refused(app, "t1", retry=None, on_error=DeadLetter(back), said="would come back there")
+        refused(app, "t1", retry=None, on_error=DeadLetter(back), said="would come back to that topic")
 
 
 def test_dropping_repeats_needs_a_database() -> None:

@@ -452,7 +452,7 @@ NOT_DECODE = [
     (Doubling, r"handle has decode=Doubling, a class where an object is meant: write decode=Doubling\(\.\.\.\)"),
     (IntegerDeserializer, r"decode=IntegerDeserializer, a class where an object is meant: write"),
     (Deserializer, r"decode=Deserializer, a class where an object is meant"),
-    (str, r"decode=str, a type, which makes nothing of bytes: remove decode= and annotate order: str"),
+    (str, r"decode=str, a type, which cannot decode bytes: remove decode= and annotate order: str"),
     (Untagged, r"decode=Untagged, a type, .*remove decode= and annotate order: Untagged"),
     (Order, r"decode=Order, a type, .*remove decode= and annotate order: Order"),
     (Point, r"decode=Point, a type, .*annotate order: Point"),

@@ -164,7 +164,7 @@ class TestNumbers:
     @pytest.mark.parametrize("option", ["concurrency", "chunk"])
     @pytest.mark.parametrize("number", [0, -1, 2.5, "4", True, [4]])
     def test_what_is_no_whole_number_is_refused(self, option: str, number: object) -> None:
-        with pytest.raises(ConfigurationError, match=rf"{option}=.* leaves nothing to run: use 1 or more"):
+        with pytest.raises(ConfigurationError, match=rf"{option}=.* must be a whole number, 1 or more"):
             register(one, offsets="kafka://", **{option: number})
 
     @pytest.mark.parametrize("partitions", [[], [-1], ["0"], [1.5], 3, "01", [True], [None]])
@@ -203,10 +203,12 @@ class TestExecutors:
             register(function, executor="inline", **option)
         assert register(function, **option).plan().waits
 
-    def test_what_does_not_wait_may_turn_out_to_be_swift(self) -> None:
+    def test_a_plain_function_does_not_wait(self) -> None:
         assert not register(one).plan().waits
         assert not register(many).plan().waits
-        assert not register(later).plan().waits
+
+    def test_an_async_handler_waits(self) -> None:
+        assert register(later).plan().waits
 
     def test_what_awaits_its_transaction_waits(self) -> None:
         async def stores(value: bytes, tx: sqlite3.Connection) -> None: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError
 
-from kconsume._kafka.admin import Group, GroupMember
+from kconsume._kafka.cluster import Group, GroupMember
 from kconsume._kafka.fetched import FetchedMessages
 from kconsume._kafka.join_errors import RefusedMember, why
 

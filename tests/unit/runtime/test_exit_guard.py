@@ -16,7 +16,7 @@ from kconsume import App
 from kconsume._runtime import exit_guard as ending
 from kconsume._runtime.exit_guard import Guard, exit_code, raised
 from kconsume._runtime.interrupt import InterruptibleBlock
-from kconsume._runtime.running import AsyncBlock
+from kconsume._runtime.running_block import AsyncBlock
 from kconsume.errors import ConfigurationError, HandlerFailed, StoreUnavailable
 from tests.waiting import eventually
 

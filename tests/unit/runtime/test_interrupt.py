@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from kconsume._runtime import interrupt
 from kconsume._runtime.interrupt import Interrupted, InterruptibleBlock
 from tests.waiting import eventually
 
@@ -55,6 +56,40 @@ def test_a_busy_block_is_ended_too() -> None:
             pass
         pytest.fail("the loop ran to its end")
     thread.join()
+
+
+def run_without_a_call(body: InterruptibleBlock) -> None:
+    """Enter `body` with a loop that handles signals nowhere but at its jump back."""
+    going = [True]
+    give_up = threading.Timer(LONG, going.clear)
+    give_up.start()
+    thread = interrupt_later(body)
+    try:
+        with body:
+            while going:
+                pass
+            pytest.fail("the loop ran to its end")
+    finally:
+        give_up.cancel()
+        thread.join()
+
+
+def test_a_busy_block_without_a_call_is_ended_too() -> None:
+    tracing = sys.gettrace()
+    body = InterruptibleBlock()
+    run_without_a_call(body)
+    assert body.over
+    assert sys.gettrace() is tracing
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 13), reason="only Python 3.13's loops surely skip their handlers")
+def test_control_an_interrupt_raised_at_once_leaves_a_busy_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupt, "_skips_handlers", lambda frame: False)
+    body, before = InterruptibleBlock(), signal.getsignal(signal.SIGURG)
+    with pytest.raises(Interrupted):
+        run_without_a_call(body)
+    assert not body.over
+    signal.signal(signal.SIGURG, before)
 
 
 def test_cleaning_up_in_the_block_is_done_when_it_is_ended() -> None:

@@ -11,6 +11,7 @@ import kconsume
 
 FOLDER = Path(kconsume.__file__).parent
 PURE = [
+    "_runtime/observation/causes",
     "_runtime/assignment/watermark",
     "_runtime/lanes/backpressure",
     "_runtime/lanes/pacing",

@@ -81,7 +81,7 @@ class TestTheSignature:
         assert app.declared.resources[SparkSession].make is spark
 
     def test_async_is_refused(self) -> None:
-        with pytest.raises(InvalidHandler, match="hold up the event loop"):
+        with pytest.raises(InvalidHandler, match="block the event loop"):
 
             @new_app().consume("clicks")
             async def load(df: DataFrame) -> None: ...
@@ -189,7 +189,7 @@ class TestTheSink:
             (lambda: SparkSink(), "one of path= and table="),
             (lambda: SparkSink(path="a", table="b"), "one of path= and table="),
             (lambda: SparkSink(path="a", format="avro"), "not offered: choose parquet, orc, jdbc"),
-            (lambda: SparkSink(path="a", format="jdbc"), "name it, table='clicks'"),
+            (lambda: SparkSink(path="a", format="jdbc"), "give its name, table='clicks'"),
             (lambda: SparkSink(table="a", format="parquet"), "files go into a folder"),
             (lambda: SparkSink(path="a", url="postgresql://x"), "database of format='jdbc'"),
             (lambda: SparkSink(path="s3a://bucket/clicks"), "not on a file system of this machine"),

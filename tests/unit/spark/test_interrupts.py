@@ -39,9 +39,9 @@ def test_every_error_of_a_query_that_was_stopped_is_taken_for_one() -> None:
 
 def test_what_is_raised_is_what_spark_takes_for_an_interrupt() -> None:
     assert SPARKS_OWN.search(
-        f"kconsume.spark._batch.interrupts.QueryInterrupted: {QueryInterrupted('it was draining')}"
+        f"kconsume.spark._batch.interrupts.QueryInterrupted: {QueryInterrupted('the query was draining')}"
     )
-    assert len(str(QueryInterrupted("it was draining"))) < 200
+    assert len(str(QueryInterrupted("the query was draining"))) < 200
 
 
 def test_records_that_are_gone_are_no_failure_of_the_handler() -> None:

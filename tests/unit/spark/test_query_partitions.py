@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kconsume._kafka.admin import Cluster, Committed, Group
+from kconsume._kafka.cluster import Cluster, Committed, Group
 from kconsume.backends import SqliteStore
 from kconsume.errors import BrokerUnavailable, ClientFailed, ConfigurationError
 from kconsume.records import Partition

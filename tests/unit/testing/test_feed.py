@@ -515,7 +515,7 @@ class TestTransactions:
         def reserve(order: Order, tx: psycopg.Connection) -> None: ...
 
         with pytest.raises(
-            ConfigurationError, match=r"found none .*start that store, or give it a connection of your own"
+            ConfigurationError, match=r"could not begin one .*start that store, or give it a connection of your own"
         ):
             feed(app, "orders", {"id": 7}, tx="rollback")
 

@@ -33,7 +33,7 @@ _MOST_ROW = 2**63 - 1
 
 
 class PostgresLetters:
-    """Reads the table that the store's role finds: by its `search_path`, if the name has no schema."""
+    """Reads one table of dead letters. If the name has no schema, the table is found by the role's `search_path`."""
 
     def __init__(self, store: OffsetStore, table: str) -> None:
         assert isinstance(store, PostgresStore)
@@ -79,7 +79,8 @@ class PostgresLetters:
     def _reading(self) -> Iterator[Connection[tuple[Any, ...]]]:
         with closing(self._address.connect()) as connection:
             try:
-                connection.execute("begin read only")  # a pooler would pass a session setting on to other clients
+                # Not a session setting: behind a pooler, it would apply to other clients too.
+                connection.execute("begin read only")
                 yield connection
                 connection.execute("rollback")
             except psycopg.errors.UndefinedColumn as error:
@@ -87,7 +88,7 @@ class PostgresLetters:
             except psycopg.errors.InsufficientPrivilege as error:
                 raise ConfigurationError(
                     f"{self._address.shown} does not let this role read {self._table} ({error.diag.message_primary}): "
-                    f"let its owner grant select on {self._table} to it"
+                    f"let the table's owner grant select on {self._table} to this role"
                 ) from error
             except psycopg.Error as error:
                 raise store_error(error, self._address.shown) from error

@@ -1,4 +1,4 @@
-"""Sends letters of a table back on PostgreSQL, in transactions of a connection of its own."""
+"""Sends dead letters of a PostgreSQL table back to Kafka. Each call opens its own connection and transaction."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GRANT_TO_SEND = (
 
 
 class PostgresSender:
-    """Sends letters of the table that `PostgresLetters` reads."""
+    """Sends dead letters of the table that `PostgresLetters` reads."""
 
     def __init__(self, store: OffsetStore, table: str) -> None:
         assert isinstance(store, PostgresStore)
@@ -41,7 +41,7 @@ class PostgresSender:
 
     def send_back(self, rows: Sequence[int], to_outgoing: ToOutgoing) -> int:
         with self._transaction() as connection:
-            # If this statement waits for another process, it then reads the rows as that process has left them.
+            # With `for update`, the statement waits for a process that changes the rows, and then reads the new rows.
             unsent = unsent_of(connection.execute(f"{select_rows(self._table, rows)} for update").fetchall())
             for each in unsent:
                 connection.execute(*self._store.insert_statement(to_outgoing(each.letter)))

@@ -24,7 +24,7 @@ class EngineAddress(Address):
     """The address of an engine."""
 
     engine: Engine | None = None
-    """Opens kconsume's own connections; None if `conninfo` does."""
+    """The engine that opens kconsume's own connections; None if `conninfo` is used for them."""
     url: str = ""
     """The engine's address, without the password."""
 
@@ -56,7 +56,7 @@ def address_of(
     """The address of the engine's database. Raises `ConfigurationError` if the engine does not use psycopg.
 
     Args:
-        engine: the user's.
+        engine: the user's engine.
         conninfo: for kconsume's own connections; None to use the engine, or its address if the engine is async.
         schema, pool, isolation: as in `PostgresStore`.
     """
@@ -68,12 +68,12 @@ def address_of(
     url, dialect = engine.url, engine.dialect
     if dialect.name != "postgresql" or dialect.driver not in ("psycopg", "psycopg_async"):
         raise ConfigurationError(
-            f"engine= is made of {url.drivername}://, and kconsume works with psycopg 3 alone: write "
+            f"engine= was created with {url.drivername}://, and kconsume supports only psycopg 3: write "
             f"create_engine('postgresql+psycopg://…')"
         )
     if isinstance(engine, Engine) and dialect.is_async:
         raise ConfigurationError(
-            f"engine= is made of {url.drivername}:// for an event loop: use create_async_engine(…)"
+            f"engine= was created with {url.drivername}://, which is for an event loop: use create_async_engine(…)"
         )
     blocking = engine if conninfo is None and isinstance(engine, Engine) else None
     if conninfo is None and blocking is None:

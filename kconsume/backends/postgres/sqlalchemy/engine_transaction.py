@@ -3,7 +3,7 @@
 On an event loop SQLAlchemy runs these calls in a greenlet, so the same code serves `Session` and `AsyncSession`.
 
 A session rolls back its transaction when a flush fails. Listeners on a copy of the engine, which shares the engine's
-pool, notice this rollback. They record whether the server had already aborted the transaction.
+pool, notice this rollback, and record whether the server had already aborted the transaction.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ _TRANSACTION = "kconsume_transaction"
 _REUSABLE = (TransactionStatus.IDLE, TransactionStatus.INTRANS, TransactionStatus.INERROR)
 
 _ROLLED_BACK = (
-    "a statement or a flush of the handler failed, or it rolled back, and the handler went on; but the transaction was "
-    "given up with it, so its offset was not passed: let the error out, or put the part into `session.begin_nested()`"
+    "a statement or a flush of the handler failed, or the handler rolled back, and the handler continued; but the "
+    "transaction was already rolled back, so the offset was not moved: do not catch the error, or put this part into "
+    "`session.begin_nested()`"
 )
 
 
@@ -46,10 +47,10 @@ class EngineTransaction:
     called from another thread."""
 
     def __init__(self, row: OffsetRow | None, session: HandlerSession, connection: Connection) -> None:
-        """row: the offset row that moves; None for a dry run.
-
+        """
         Args:
-            session: what the handler gets.
+            row: the offset row that moves; None for a dry run.
+            session: the session that the handler gets.
             connection: the session's connection.
         """
         self.session = session
@@ -60,7 +61,7 @@ class EngineTransaction:
         """True if the server had aborted the transaction, or a savepoint, when it was rolled back."""
         self._rolled_back = False
         self._own_statement_runs = False
-        """True while kconsume executes a statement: then the listeners refuse nothing."""
+        """True while kconsume executes a statement. Then the listeners allow all statements."""
         self._errors: deque[BaseException] = deque(maxlen=16)
         connection.info[_TRANSACTION] = self
         # Begins the session's transaction, so that there is one to commit even if the handler never uses the session.
@@ -125,7 +126,7 @@ class EngineTransaction:
         self._connection.exec_driver_sql("select 1")  # the driver begins the transaction with the first statement
 
     def check_dry_run(self) -> None:
-        """Check what can be checked without a COMMIT."""
+        """Flush the session, and check deferred constraints as a COMMIT would."""
         self._flush()
         self._connection.exec_driver_sql("set constraints all immediate")
 
@@ -176,8 +177,11 @@ class EngineTransaction:
 
     @contextmanager
     def _own_statement(self, statement: str = "") -> Iterator[None]:
-        """Execute statements of kconsume in the block. statement: the text, if its errors have a meaning of their
-        own."""
+        """Execute statements of kconsume in the block.
+
+        Args:
+            statement: `COMMIT` if the block commits, because errors of COMMIT may be the handler's.
+        """
         self._own_statement_runs = True
         try:
             yield
@@ -189,7 +193,7 @@ class EngineTransaction:
                 raise
             meaning = self.row.failed(driver_error, self._driver, statement)
             if meaning is None or meaning is driver_error:
-                raise  # as SQLAlchemy's error
+                raise  # SQLAlchemy's error, unchanged
             raise meaning from error
         finally:
             self._own_statement_runs = False
@@ -238,7 +242,7 @@ def _driver_of(connection: Connection) -> psycopg.BaseConnection[Any]:
 
 
 def listen(engine: Engine) -> None:
-    """engine: a copy that only kconsume uses."""
+    """Add the listeners to an engine. engine: a copy of the user's engine that only kconsume uses."""
     event.listen(engine, "before_cursor_execute", _before_statement)
     event.listen(engine, "handle_error", _after_error)
     event.listen(engine, "commit", _before_commit)

@@ -11,12 +11,13 @@ from sqlalchemy.orm import Session, SessionTransaction
 from kconsume.errors import TransactionMisused
 
 NOT_ALLOWED = (
-    "a handler must not call {call} on its session, because kconsume commits its writes and the offset together when "
-    "it returns: remove the call, or use `session.begin_nested()` for a part that may be rolled back"
+    "a handler must not call {call} on its session, because kconsume commits the handler's writes and the offset "
+    "together when the handler returns: remove the call, or use `session.begin_nested()` for a part that may be rolled "
+    "back"
 )
 _OVER = (
-    "this session has ended, because a handler has it only until it returns: do not keep it, and use a session of your "
-    "own for later work"
+    "this session has ended, because a handler may use it only until the handler returns: do not keep it, and use a "
+    "session of your own for later work"
 )
 
 

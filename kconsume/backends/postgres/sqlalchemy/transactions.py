@@ -37,9 +37,9 @@ class SqlAlchemyTransactions:
         self._engine = copy if isinstance(engine, Engine) else None
         self._async_engine = None if isinstance(engine, Engine) else AsyncEngine(copy)
         self.types: tuple[type, ...] = (Session,) if self._engine is not None else (AsyncSession,)
-        """The annotations by which handlers ask for the transaction."""
+        """The types of handler parameters that get the session."""
         self.async_types: tuple[type, ...] = () if self._engine is not None else (AsyncSession,)
-        """The `types` that are for `async def`."""
+        """The `types` that only `async def` handlers may use."""
         self.parallel = min(address.pool, _capacity(sync) or address.pool)
         """How many transactions may be open at once."""
 

@@ -22,7 +22,7 @@ from kconsume.spark._batch.ranges import OffsetRange, Plan
 
 
 class RangesTx(Protocol):
-    """A transaction over the ranges of one batch."""
+    """A transaction over all partitions of one batch."""
 
     @property
     def connection(self) -> object:
@@ -42,7 +42,7 @@ class RangesTx(Protocol):
         ...
 
     def finish(self, ranges: Sequence[OffsetRange], positions: Positions) -> None:
-        """Move the offsets to the ends of these ranges, and drop the pending plan. Must be the last call, made once.
+        """Move the offsets to the ends of these ranges, and drop the pending plan. Must be called once, and last.
 
         Args:
             positions: all partitions of the transaction, with their epochs.
@@ -65,7 +65,7 @@ class Ledger(Protocol):
         ...
 
     def add_topics(self, topics: Sequence[str]) -> None:
-        """As `register`, for topics that appeared later."""
+        """Register, as `register` does, for topics that appeared later."""
         ...
 
     def heartbeat(self) -> bool:
@@ -152,8 +152,8 @@ _taken_lock = threading.Lock()
 class OffsetsOnlyLedger:
     """For stores that have no transaction for handlers under Spark.
 
-    It registers queries of this process only. Queries of other processes are kept apart by the epochs of a fenced
-    store.
+    It registers queries of this process only. Against a query of another process, only the epochs of a fenced store
+    protect the offsets.
     """
 
     exactly_once: ClassVar[bool] = False
@@ -200,8 +200,9 @@ class OffsetsOnlyLedger:
 
 def stream_taken(group: str, topic: str, owner: str) -> StreamTaken:
     return StreamTaken(
-        f"group {group!r} has a Spark query on topic {topic!r} already, in {owner}: two would do the same work; stop "
-        f"that one (drain() of its stream, or kconsume.spark.request_stop), or give this one a group of its own"
+        f"group {group!r} has a Spark query on topic {topic!r} already, in {owner}, and two queries would do the same "
+        f"work: stop that query (drain() of its stream, or kconsume.spark.request_stop), or give this query a group of "
+        f"its own"
     )
 
 
@@ -212,7 +213,7 @@ def connection_types(store: OffsetStore) -> tuple[type, ...]:
 
 
 def open_ledger(store: OffsetStore, group: str, name: str, owner: str, *, by_handler: bool) -> Ledger:
-    """The ledger of this store for one query of the group. The parameters: as for `PostgresLedger`."""
+    """The ledger of this store for one query of the group. The parameters are those of `PostgresLedger`."""
     try:
         from kconsume.backends.postgres.store import PostgresStore
         from kconsume.spark._batch.ledger.postgres import PostgresLedger

@@ -1,7 +1,7 @@
 """A stream's ledger on PostgreSQL: which query runs, its plan, and its locks.
 
-The offset rows of the store are the ledger of the ranges (`kconsume.spark._batch.ledger.postgres_tx`). Each query also
-has a row in `kconsume_streams`: the plan that was begun, its number, the owner, and whether a stop was requested.
+The offset rows of the store show which ranges were applied (`kconsume.spark._batch.ledger.postgres_tx`). Each query
+also has a row in `kconsume_streams`: the plan that was begun, its number, the owner, and whether a stop was requested.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kconsume.spark._batch.ranges import Plan
 
 _log = EventLog("spark")
 _LOCK_PATIENCE = 2.0
-"""Seconds to wait for the lock of a query that has no row yet."""
+"""Seconds to wait for the lock of a topic if its holder has no row in `kconsume_streams` yet."""
 
 
 class PostgresLedger:
@@ -38,11 +38,12 @@ class PostgresLedger:
     exactly_once: ClassVar[bool] = True
 
     def __init__(self, store: PostgresStore, group: str, name: str, owner: str, *, by_handler: bool = False) -> None:
-        """name: identifies the query in its group.
+        """Make the ledger, without I/O.
 
         Args:
+            name: identifies the query in its group.
             owner: identifies this run of the query.
-            by_handler: True if the name is the handler's. Then a query of other topics in the group may also have it.
+            by_handler: True if the name is the handler's. A query of other topics in the group may have the same name.
         """
         self._store = store
         self._database = store.database
@@ -66,8 +67,8 @@ class PostgresLedger:
                 self._identity["name"] = each
                 return
         raise ConfigurationError(
-            f"group {self._group!r} has two queries named {name!r}, and neither reads {', '.join(read)}: give this one "
-            f"a name of its own, foreach_batch(…, name=…)"
+            f"group {self._group!r} has two queries named {name!r}, and neither reads {', '.join(read)}: give this "
+            f"query a name of its own, foreach_batch(…, name=…)"
         )
 
     def add_topics(self, topics: Sequence[str]) -> None:
@@ -182,7 +183,7 @@ class PostgresLedger:
                 except psycopg.errors.InsufficientPrivilege as error:
                     raise ConfigurationError(
                         f"{self._store.address} does not let this role make a table ({error.diag.message_primary}): "
-                        f"run this as a role that may, and grant select, insert and update on the table: "
+                        f"as a role that may, run the following statement, and grant select, insert and update: "
                         f"{sql.create_table}"
                     ) from error
 

@@ -6,9 +6,8 @@
 
 The transaction is that of `kconsume.backends.postgres.transaction`, over many partitions at once: the same rows, the
 same advisory locks. So a claim by any consumer (an embedded app, another stream) finds this transaction and ends it.
-The offsets move by a statement that fails in the server unless every row is at the beginning of its range. The offset
-rows are the ledger, because a separate table of ranges could, after a crash, hold applied ranges that an embedded app
-does not see.
+The offsets move by a statement that fails in the server unless every row is at the beginning of its range. There is no
+separate table of applied ranges: an embedded app reads only the offset rows, and would handle such ranges again.
 """
 
 from __future__ import annotations
@@ -164,7 +163,7 @@ def _stale(
 
 
 def _meaning(tx: PostgresRangesTx, settings: TxSettings, error: psycopg.Error) -> BaseException:
-    """What to raise for an error that ended the transaction, in a statement of kconsume or of the handler."""
+    """What to raise for an error of a statement of kconsume or of the handler that ended the transaction."""
     connection = tx.connection
     if connection.broken or connection.closed:
         return StoreUnavailable(

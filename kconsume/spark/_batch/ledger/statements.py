@@ -59,8 +59,8 @@ class StreamStatements:
     def register(self) -> str:
         """Returns no row if a query of other topics has the name, unless `mine` is true.
 
-        The number begins at the highest one of the group, because a user's table that has seen a number skips lower
-        ones."""
+        The number begins at the highest number of the group, because a user's table that has seen a number skips lower
+        numbers."""
         return f"""insert into {self._streams} as s (group_id, name, owner, topics, number)
             select %(group)s, %(name)s, %(owner)s, %(topics)s::text[], coalesce(max(o.number), 0)
             from {self._streams} o where o.group_id = %(group)s

@@ -1,8 +1,8 @@
 """The test broker in a container.
 
-A broker tells its clients the address at which they reach the broker. That address on this machine is known only when
-the container runs. So the container first waits for a small script. The script is copied into the running container and
-names the address.
+A broker tells its clients the address at which they reach it. Docker chooses the port of that address when it starts
+the container. So the container starts no broker at first: it waits for a small script, which is copied into the running
+container, and which starts the broker with the address.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _copy_start_script(running: DockerContainer, address: str) -> None:
 
 
 def listeners(advertised: str) -> settings.Listeners:
-    """Clients outside connect to `advertised`. The broker cannot reach that address and needs one of its own."""
+    """Clients outside connect to `advertised`. The broker cannot reach that address, and has one of its own."""
     return settings.Listeners(
         bind=f"CLIENT://0.0.0.0:{_PORT},BROKER://127.0.0.1:19092,CONTROLLER://127.0.0.1:9093",
         advertise=f"CLIENT://{advertised},BROKER://127.0.0.1:19092",

@@ -1,7 +1,7 @@
-"""A file with the broker's classes as a JVM holds them in memory. With the file, a start takes half the CPU time.
+"""The broker's class data archive (Java's "class data sharing"). With it, a broker's start takes half the CPU time.
 
-The file lies beside the jars. `prepare_kafka` runs one broker to write the file. Java checks whether the file was made
-by the same Java from the same jars. If not, Java starts without the file, so nothing depends on it.
+The archive is a file beside the jars. `prepare_kafka` runs one broker to write it. Java checks whether the archive was
+made by the same Java from the same jars, and starts without the archive if it was not.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from kconsume.errors import ServiceUnavailable
 _log = EventLog("testing.services.jvm_class_cache")
 
 RecordingBroker = Callable[[Path], AbstractContextManager[object]]
-"""A broker that writes the classes that it has loaded into a file when it ends."""
+"""Starts a broker that writes its loaded classes into the given file when it ends."""
 
 
 def archive_of(java: Path, jars: Path) -> Path:
-    """Return the path of the file for this Java and these jars. Another Java at the same path has another file."""
+    """Return the archive's path for this Java and these jars. Another Java at the same path has another archive."""
     program = java.resolve()
     about = program.stat()
     mark = hashlib.sha256(f"{program} {about.st_size} {about.st_mtime_ns}".encode()).hexdigest()[:8]
@@ -32,17 +32,17 @@ def archive_of(java: Path, jars: Path) -> Path:
 
 
 def read_options(archive: Path) -> list[str]:
-    """Return the options of a JVM that reads its classes from the file. Empty if there is no file."""
+    """Return the options of a JVM that reads its classes from the archive. Empty if there is no archive."""
     return [f"-XX:SharedArchiveFile={archive}"] if archive.exists() else []
 
 
 def write_options(archive: Path) -> list[str]:
-    """Return the options of a JVM that writes the file when it ends."""
+    """Return the options of a JVM that writes the archive when it ends."""
     return [f"-XX:ArchiveClassesAtExit={archive}"]
 
 
 def make_archive(archive: Path, recording_broker: RecordingBroker) -> None:
-    """Write the file unless it exists. A failure is logged and is not an error."""
+    """Write the archive unless it exists. A failure is logged and is not an error."""
     if archive.exists():
         return
     with tempfile.TemporaryDirectory(dir=archive.parent, prefix=".archive-") as temporary:

@@ -17,9 +17,9 @@ from kconsume.testing.services.kafka.jvm_class_cache import archive_of, read_opt
 from kconsume.testing.services.local_process import LocalProcess
 from kconsume.testing.services.ports import free_port
 
-# UsePerfData is off, because with it a killed JVM leaves a file in the machine's temporary folder.
+# With UsePerfData a killed JVM would leave a file in the machine's temporary folder.
 _JVM = [*settings.HEAP.split(), "-XX:-UsePerfData", "-Djava.awt.headless=true"]
-# For a JVM that lives for seconds: with these options a start costs 5 s of CPU instead of 8, but the JVM runs slower.
+# For a JVM that runs for seconds: with these options a start costs 5 s of CPU instead of 8, but the JVM works slower.
 _QUICK = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
 _LOGGING = ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
 

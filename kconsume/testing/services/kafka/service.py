@@ -42,7 +42,7 @@ def kafka_service(*, lasting: bool = True) -> Iterator[KafkaService]:
 
     Args:
         lasting: True for a broker that works for minutes or is measured, see `LocalKafka`. With False a local broker
-            starts faster. False is better for a broker that has little to do, even if it lives long.
+            starts faster. Use False for a broker that has little work, even if it runs for long.
     """
     with kafka_choice(lasting).take() as found:
         yield KafkaService(found.url, found.way)

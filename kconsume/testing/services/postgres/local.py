@@ -36,7 +36,7 @@ _GONE_SECONDS = 20
 _CHECK_INTERVAL = 0.01
 _IPC_RMID = 0
 
-# Frozen processes do not notice that their server has died, and would never end.
+# When a server dies, its frozen child processes do not notice, and would never end. This script kills them.
 _KILL_AFTER_SERVER = 'server=$1; shift; while [ -e "/proc/$server/exe" ]; do sleep 0.2; done; kill -9 "$@"'
 
 
@@ -79,10 +79,10 @@ class LocalPostgres(LocalProcess):
         super().stop()
 
     def kill(self) -> None:
-        """Send SIGKILL to the server and to the process of every connection, as a power cut would end them."""
+        """Send SIGKILL to the server and to the process of every connection, so that none of them can clean up."""
         if not self.running:
             return
-        os.kill(self.pid, signal.SIGSTOP)  # so that the server starts no further children
+        os.kill(self.pid, signal.SIGSTOP)  # a stopped server starts no further child processes
         children = children_of(self.pid)
         super().kill()
         for child in children:
@@ -197,7 +197,8 @@ def _await_end(pids: list[int]) -> None:
 
 
 def _stat(pid: int) -> tuple[str, str]:
-    """Return the state and the parent of a process; empty if it is gone. The name in front may contain any text."""
+    """Return the state and the parent of a process; empty texts if it is gone. Its name, which may have any text, comes
+    before the last parenthesis."""
     try:
         state, parent, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):

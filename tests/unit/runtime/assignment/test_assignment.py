@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from datetime import UTC, datetime
 from queue import SimpleQueue
 from typing import TypeVar, cast, get_args
 
 import pytest
 
 from kconsume._kafka.consumer import KafkaConsumer, StartAt
-from kconsume._runtime.assignment import assignment as implementation
+from kconsume._runtime.assignment import claiming as implementation
 from kconsume._runtime.assignment import held_watch
 from kconsume._runtime.assignment.assignment import Assignment
 from kconsume._runtime.assignment.claims import Answers, Claims, HeldRows
+from kconsume._runtime.assignment.committer import Committer
 from kconsume._runtime.assignment.listener_calls import ListenerCalls
 from kconsume._runtime.assignment.partition import State
 from kconsume._runtime.assignment.partition_trouble import PartitionTrouble
@@ -25,9 +27,13 @@ from kconsume._runtime.handler_loop import HandlerLoop
 from kconsume._runtime.lanes.inline import InlineLanes
 from kconsume._runtime.lanes.lane import Lane, Work
 from kconsume._runtime.lanes.pacing import Pace
+from kconsume._runtime.lanes.reports import LaneReports, Progress
+from kconsume._runtime.observation.event_lines import log_events
+from kconsume._runtime.observation.events import Events, RebalanceEnded
 from kconsume.backends import Position
 from kconsume.backends.base import Positions, Refused
 from kconsume.errors import Fenced, OffsetOutOfRange, StoreUnavailable, TooManyFailures, Undecided
+from kconsume.rebalance.events import History
 from kconsume.rebalance.listeners import Event, Listener, read_listener
 from kconsume.records import Partition
 from tests.waiting import eventually
@@ -149,11 +155,27 @@ class Consumer:
         self.paused.difference_update(places)
 
 
+class NoCommitter:
+    """Has nothing to store: the lanes of these tests report what they have stored."""
+
+    busy = False
+
+    def settle(self, deadline: Deadline) -> None:
+        """No save is under way."""
+
+    def collect(self) -> None:
+        """No answer is outstanding."""
+
+
 class Bench:
     def __init__(self) -> None:
         self.store, self.queue, self.consumer = Store(), Queue(), Consumer()
+        self.reports: LaneReports = SimpleQueue()
         self.told: list[tuple[str, list[Partition]]] = []
-        self.recorder = RebalanceRecorder("cooperative")
+        self.events, self.history = Events(), History(datetime.now(UTC))
+        log_events(self.events)
+        self.events.subscribe(RebalanceEnded, lambda event: self.history.add(event.rebalance))
+        self.recorder = RebalanceRecorder("cooperative", self.events)
         self.assignment = Assignment(
             cast(Claims, self.store),
             cast(TopicChecks, self.store),
@@ -163,11 +185,13 @@ class Bench:
                 [self.listener(event) for event in get_args(Event)], cast(HandlerLoop, None), "kconsume-listeners-test"
             ),
             self.recorder,
+            self.reports,
+            self.events,
             budget=1.0,
             shutdown=1.0,
             grouped=True,
         )
-        self.assignment.attach(cast(KafkaConsumer, self.consumer), lambda leaving, budget: 3)
+        self.assignment.attach(cast(KafkaConsumer, self.consumer), cast(Committer, NoCommitter()), None)
 
     def listener(self, event: Event) -> Listener:
         def hear(partitions: Sequence[Partition]) -> None:
@@ -178,8 +202,16 @@ class Bench:
     def lane(self, partition: Partition, position: Position, /) -> Lane:
         return Lane(
             partition, InlineLanes(SimpleQueue()), cast(Work, None), epoch=position.epoch, start=position.next_offset,
-            scope="shop:A", pace=Pace(1),
+            scope="shop:A", pace=Pace(1), commits_itself=True,
         )  # fmt: skip
+
+    def finishes(self, partition: Partition, records: int) -> None:
+        """The lane of a partition has finished so many records, and nobody has taken its report yet."""
+        owned = self.assignment.partitions[partition]
+        first = owned.progress.watermark
+        owned.progress.delivered(first, first + records - 1)
+        assert owned.lane is not None
+        self.reports.put(Progress(owned.lane, first, first + records, records, stored=True))
 
     @property
     def open(self) -> set[Partition]:
@@ -284,7 +316,7 @@ def test_a_seek_beside_a_claim_on_its_way_is_the_one_that_counts(bench: Bench) -
     """Two claims of one holding would fence the lane of the first, which is our own."""
     bench.assignment.assigned([A])
     bench.queue.at_once = False
-    bench.assignment.store_refused(bench.assignment.partitions[A], StoreUnavailable("lost in COMMIT"))
+    bench.assignment.claiming.store_refused(bench.assignment.partitions[A], StoreUnavailable("lost in COMMIT"))
     bench.assignment.step()
     bench.queue.run()  # asked and answered, and not looked at yet
     bench.assignment.seek({A: 3})
@@ -335,10 +367,10 @@ def test_a_partition_that_waits_for_a_decision_does_not_keep_the_others_waiting(
     bench.store.undecided = {B}
     bench.assignment.assigned([A, B, C])
     settle(bench, {A, C})
-    assert [str(trouble.error) for trouble in bench.assignment.troubles.values()] == ["half a record"]
+    assert [str(trouble.error) for trouble in bench.assignment.partitions.troubles.values()] == ["half a record"]
     bench.assignment.step()
     bench.assignment.step()
-    assert B in bench.assignment.troubles, "a look finds it as it was"
+    assert B in bench.assignment.partitions.troubles, "a look finds it as it was"
     bench.store.decide()
     settle(bench, {A, B, C})  # taken up when it is decided
 
@@ -346,17 +378,17 @@ def test_a_partition_that_waits_for_a_decision_does_not_keep_the_others_waiting(
 def test_a_record_that_fails_half_way_now_is_loud(bench: Bench) -> None:
     bench.assignment.assigned([A])
     with pytest.raises(Undecided):
-        bench.assignment.store_refused(bench.assignment.partitions[A], Undecided("half a record", {A}))
+        bench.assignment.claiming.store_refused(bench.assignment.partitions[A], Undecided("half a record", {A}))
 
 
 def test_where_a_failure_holds_its_partition_it_is_held(bench: Bench) -> None:
     bench.assignment.assigned([A, B])
     bench.store.undecided = {A}
-    bench.assignment.store_refused(bench.assignment.partitions[A], Undecided("half a record", {A}), holds=True)
+    bench.assignment.claiming.store_refused(bench.assignment.partitions[A], Undecided("half a record", {A}), holds=True)
 
     def held() -> bool:
         bench.assignment.step()
-        return bench.assignment.troubles.keys() == {A}
+        return bench.assignment.partitions.troubles.keys() == {A}
 
     eventually(held, what="its claim finds it")
     assert bench.assignment.partitions[B].state is State.OPEN
@@ -364,12 +396,12 @@ def test_where_a_failure_holds_its_partition_it_is_held(bench: Bench) -> None:
 
 def test_a_fenced_partition_is_claimed_again_only_when_the_broker_has_confirmed_us(bench: Bench) -> None:
     bench.assignment.assigned([A])
-    bench.assignment.store_refused(bench.assignment.partitions[A], Fenced("a rival"))
+    bench.assignment.claiming.store_refused(bench.assignment.partitions[A], Fenced("a rival"))
     for _ in range(3):
         bench.assignment.step()
     assert len(bench.store.asked) == 1
-    assert bench.assignment.asks_for_commit, "its row is read, and its offset is to be committed"
-    bench.assignment.claim_confirmed([bench.assignment.partitions[A]], 5)
+    assert bench.assignment.partitions.commit_is_due, "its row is read, and its offset is to be committed"
+    bench.assignment.claiming.confirmed([bench.assignment.partitions[A]], 5)
     settle(bench, {A})
     assert bench.store.asked[1:] == [("take over", [A])]
 
@@ -386,17 +418,17 @@ def test_a_partition_that_was_never_open_is_confirmed_too(bench: Bench) -> None:
 
     def is_read() -> bool:
         bench.assignment.step()
-        return bench.assignment.asks_for_commit
+        return bench.assignment.partitions.commit_is_due
 
     eventually(is_read, what="its row is read")
-    bench.assignment.claim_confirmed([owned], 5)
+    bench.assignment.claiming.confirmed([owned], 5)
     settle(bench, {A, B})
 
 
 def test_a_fenced_partition_whose_row_was_deleted_begins_anew(bench: Bench) -> None:
     bench.assignment.assigned([A])
     bench.store.deleted = {A}
-    bench.assignment.store_refused(bench.assignment.partitions[A], Fenced("no row"))
+    bench.assignment.claiming.store_refused(bench.assignment.partitions[A], Fenced("no row"))
     settle(bench, {A})
     assert bench.store.asked[1:] == [("claim", [A])]
 
@@ -408,7 +440,7 @@ def test_a_claim_says_what_was_known_of_the_row_that_is_gone(bench: Bench) -> No
     owned = bench.assignment.partitions[A]
     owned.stored, epoch = 42, owned.epoch
     bench.store.deleted = {A}
-    bench.assignment.store_refused(owned, Fenced("no row"))
+    bench.assignment.claiming.store_refused(owned, Fenced("no row"))
     settle(bench, {A})
     assert bench.store.had == {A: Position(42, epoch)}
 
@@ -419,17 +451,17 @@ def test_what_answers_for_an_earlier_assignment_is_recognised(bench: Bench) -> N
     assignment.assigned([A])
     settle(bench, {A})
     lane = assignment.partitions[A].lane
-    assert assignment.current(A, lane) is assignment.partitions[A]
-    assignment.store_refused(assignment.partitions[A], Fenced("a rival"))
+    assert assignment.partitions.current(A, lane) is assignment.partitions[A]
+    assignment.claiming.store_refused(assignment.partitions[A], Fenced("a rival"))
     confirmation = assignment.partitions[A].confirmation
-    assert assignment.current(A, lane) is None
-    assert assignment.current(A, confirmation) is assignment.partitions[A]
+    assert assignment.partitions.current(A, lane) is None
+    assert assignment.partitions.current(A, confirmation) is assignment.partitions[A]
     assignment.lost([A])
     assignment.assigned([A])
     settle(bench, {A})
-    assert assignment.current(A, lane) is None
-    assert assignment.current(A, confirmation) is None
-    assert assignment.current(A, None) is None
+    assert assignment.partitions.current(A, lane) is None
+    assert assignment.partitions.current(A, confirmation) is None
+    assert assignment.partitions.current(A, None) is None
 
 
 def test_a_handler_that_never_returns_does_not_keep_its_partition_for_ever(bench: Bench) -> None:
@@ -451,7 +483,7 @@ def test_a_handler_that_never_returns_does_not_keep_its_partition_for_ever(bench
 
 def test_where_nothing_fences_it_the_process_ends_and_says_why(bench: Bench) -> None:
     assignment = bench.assignment
-    assignment._late_lanes.may_be_left = lambda _: False
+    assignment._late_lanes._may_be_left = lambda _: False
     assignment.assigned([A])
     settle(bench, {A})
     hung = assignment.partitions[A].lane
@@ -484,11 +516,11 @@ class TestListeners:
     def test_a_store_that_was_away_is_no_news_and_a_rival_is(self, bench: Bench) -> None:
         bench.assignment.assigned([A])
         settle(bench, {A})
-        bench.assignment.store_refused(bench.assignment.partitions[A], StoreUnavailable("lost in COMMIT"))
+        bench.assignment.claiming.store_refused(bench.assignment.partitions[A], StoreUnavailable("lost in COMMIT"))
         settle(bench, {A})
-        bench.assignment.store_refused(bench.assignment.partitions[A], Fenced("a rival"))
+        bench.assignment.claiming.store_refused(bench.assignment.partitions[A], Fenced("a rival"))
         bench.assignment.step()
-        bench.assignment.claim_confirmed([bench.assignment.partitions[A]], 5)
+        bench.assignment.claiming.confirmed([bench.assignment.partitions[A]], 5)
         settle(bench, {A})
         assert bench.told == [("assigned", [A]), ("lost", [A]), ("assigned", [A])]
 
@@ -497,13 +529,14 @@ class TestTheRecord:
     def test_a_rebalance_is_one_record_from_the_first_callback_until_what_is_new_flows(self, bench: Bench) -> None:
         bench.assignment.assigned([A, B])
         settle(bench, {A, B})
+        bench.finishes(B, 3)
         bench.assignment.revoked([B])
         bench.queue.at_once = False
         bench.assignment.assigned([C])
-        assert [r.reason for r in bench.recorder.history.recent] == ["joined"], "C waits for its claim"
+        assert [r.reason for r in bench.history.recent] == ["joined"], "C waits for its claim"
         bench.queue.run()
         settle(bench, {A, C})
-        first, second = bench.recorder.history.recent
+        first, second = bench.history.recent
         assert (first.reason, first.gained, first.success) == ("joined", (A, B), True)
         assert (second.reason, second.gained, second.gone, second.kept) == ("members", (C,), (B,), (A,))
         assert (second.drained, second.success) == (3, True)
@@ -515,7 +548,7 @@ class TestTheRecord:
         getattr(bench.assignment, how)([B])
         bench.assignment.assigned([])
         settle(bench, {A})
-        (record,) = bench.recorder.history.recent
+        (record,) = bench.history.recent
         assert (record.gained, record.gone) == ((A, B), (B,))
         assert not record.success, "the claim of B has failed, and B never flowed here"
 
@@ -532,7 +565,7 @@ class TestTheRecord:
         settle(bench, {A, B})
         bench.assignment.leave(Deadline(1.0))
         bench.assignment.revoked([A, B])
-        recent = bench.recorder.history.recent
+        recent = bench.history.recent
         assert [r.reason for r in recent] == ["joined", "lost", "subscription", "partitions", "left"]
         assert [r.success for r in recent] == [True, False, True, True, True]
 
@@ -560,11 +593,12 @@ def test_a_look_says_nothing_of_a_partition_that_was_held_after_it_was_sent(
     """Its row was not asked for: taken for a row that is gone, the record that failed would be run again."""
     monkeypatch.setattr(held_watch, "LOOK_EVERY", 0.0)
     bench.assignment.assigned([A, B])
+    settle(bench, {A, B})
     first, second = (bench.assignment.partitions[p] for p in (A, B))
     bench.queue.at_once = False
-    bench.assignment.put_on_hold(first, OffsetOutOfRange("gone"))
+    bench.assignment.holds.put_on_hold(first, OffsetOutOfRange("gone"))
     bench.assignment.step()
-    bench.assignment.put_on_hold(second, OffsetOutOfRange("gone"))
+    bench.assignment.holds.put_on_hold(second, OffsetOutOfRange("gone"))
     bench.queue.run()
     bench.assignment.step()
     assert [question for question, _ in bench.store.asked] == ["claim", "look"]

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import pytest
 
 from kconsume._config.options import StartPolicy
-from kconsume._kafka.admin import Cluster, Committed
+from kconsume._kafka.cluster import Cluster, Committed
 from kconsume._kafka.commit_metadata import name_of, note_of
 from kconsume._runtime.assignment.claims import Claims
 from kconsume._runtime.assignment.partition_trouble import PartitionTrouble, positions_in

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kconsume._kafka.admin import Committed
+from kconsume._kafka.cluster import Committed
 from kconsume._kafka.commit_metadata import name_of, note_of
 from kconsume._runtime.assignment.partition_trouble import PartitionTrouble
 from kconsume.backends import MemoryStore, Position, SqliteStore

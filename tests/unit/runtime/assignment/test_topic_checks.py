@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from kconsume._kafka.admin import Group, GroupMember
+from kconsume._kafka.cluster import Group, GroupMember
 from kconsume._runtime.assignment.topic_checks import TopicChecks
 from kconsume.backends import MemoryStore, Position
 from kconsume.errors import (

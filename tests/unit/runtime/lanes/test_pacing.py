@@ -80,14 +80,6 @@ def test_a_clock_that_saw_no_time_pass_breaks_nothing() -> None:
 class TestThatWaits:
     """A handler in transactions of a server: each slice waits for its transaction, however few records it has."""
 
-    def test_it_is_never_taken_for_a_swift_one_however_fast_it_seems(self) -> None:
-        waiting, working = Pace(1000, waits=True), Pace(1000)
-        for pace in (waiting, working):
-            run(pace, 0.000_005)
-            assert pace.seconds_each == pytest.approx(0.000_005)
-        assert not waiting.is_fast
-        assert working.is_fast, "the control"
-
     def test_the_rest_of_a_chunk_does_not_shorten_the_next_slice(self) -> None:
         pace = Pace(1000, waits=True)
         for _ in range(11):

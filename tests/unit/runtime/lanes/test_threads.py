@@ -13,7 +13,6 @@ from kconsume._runtime.lanes.lane import Chunk, Lane, Lanes, Work
 from kconsume._runtime.lanes.pacing import Pace
 from kconsume._runtime.lanes.reports import LaneReport, Progress, SendReport
 from kconsume._runtime.lanes.threads import ThreadLanes
-from kconsume._runtime.ownership import Ownership
 from kconsume.records import Partition
 from tests.unit.fakes import messages_at
 from tests.waiting import eventually
@@ -24,8 +23,7 @@ class Room:
 
     def __init__(self, most: int) -> None:
         self.outcomes: SimpleQueue[LaneReport] = SimpleQueue()
-        self.ownership = Ownership("room", lambda: None)
-        self.lanes = ThreadLanes(self.outcomes, f"room-{id(self):x}", most, self.ownership)
+        self.lanes = ThreadLanes(self.outcomes, f"room-{id(self):x}", most)
         self.ran: dict[Partition, list[int]] = {}
         self.at_once = 0
         self.most_at_once = 0

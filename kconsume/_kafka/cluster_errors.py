@@ -1,4 +1,4 @@
-"""Answers of the cluster to a question of `Cluster` that are errors, and their messages. Values only."""
+"""Error answers to the requests of `Cluster`, and the messages for users. Values only."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ COORDINATOR_ELECTION = {
     KafkaError.NOT_COORDINATOR,
 }
 """The group has no coordinator yet."""
-# The answers to a client that is not a member, about a group that has members.
+# How a group that has members answers a client that is not a member.
 _HAS_MEMBERS = {
     KafkaError.FENCED_MEMBER_EPOCH,
     KafkaError.GROUP_SUBSCRIBED_TO_TOPIC,
@@ -65,7 +65,7 @@ def refusal(error: KafkaError, brokers: str, group: str | None) -> KconsumeError
     Args:
         error: the answer.
         brokers: the address of the brokers.
-        group: the group, if the question was to change one.
+        group: the group, if the request was to change one.
     """
     if error.code() in AWAY:
         return BrokerUnavailable(
@@ -83,7 +83,7 @@ def refusal(error: KafkaError, brokers: str, group: str | None) -> KconsumeError
         )
     if error.code() in _NOT_ALLOWED:
         return ClientFailed(
-            f"the cluster at {brokers} does not allow it ({error.str()}): give the principal Describe and "
+            f"the cluster at {brokers} does not allow the request ({error.str()}): give the principal Describe and "
             f"Read on the topics and the group"
         )
     return ClientFailed(f"the cluster at {brokers} refused the request: {error.str()} ({error.name()})")

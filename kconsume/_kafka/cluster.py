@@ -1,7 +1,7 @@
-"""Questions to the cluster about topics and groups: which exist, their ids, the ends of logs, committed offsets.
+"""Requests to the cluster about topics and groups: names, ids, first and last offsets, committed offsets.
 
-All requests of one question share one deadline. A question blocks, so it must not be asked on the thread that polls the
-consumer. The one consumer of this file reads committed offsets and never subscribes.
+All requests of one method call share one deadline. The methods block, so they must not be called on the thread that
+polls the consumer. The one consumer of this file reads committed offsets and never subscribes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from kconsume._config.client_settings import ClientValue, check_group, connection_settings
-from kconsume._kafka.admin_errors import AWAY, COORDINATOR_ELECTION, no_answer, refusal
+from kconsume._kafka.cluster_errors import AWAY, COORDINATOR_ELECTION, no_answer, refusal
 from kconsume._kafka.topic_limits import TopicLimit
 from kconsume._runtime.deadlines import Deadline
 from kconsume.errors import (
@@ -57,13 +57,14 @@ _GRACE = 0.2
 _LEAST = 0.01
 """The shortest time for a request. The client takes whole milliseconds."""
 _NO_OFFSET = -1001
-# Retry and re-drive topics: a record keeps its timestamp, so an old record would be past its retention when it arrives.
+# The configuration of retry and re-drive topics. A record keeps its timestamp there, so retention by time would delete
+# an old record at once.
 _KEEPS_ALL = {"cleanup.policy": "delete", "retention.ms": "-1"}
 _QUICK_RECOVERY: Mapping[str, ClientValue] = {
     # The client waits half of this time between its first connection and the next. The default is 50 ms.
     "reconnect.backoff.ms": 20,
-    # Some questions go to the broker that was named as the controller, which under KRaft is any broker. If it dies,
-    # the questions wait until the client asks for the brokers again: five minutes by default, and the deadline is 10 s.
+    # Some requests go to the broker that was named as the controller, which under KRaft is any broker. If that broker
+    # dies, the requests wait until the client refreshes its metadata: five minutes by default, with a deadline of 10 s.
     "topic.metadata.refresh.interval.ms": 5000,
 }
 
@@ -88,7 +89,7 @@ class GroupMember(NamedTuple):
 
     id: str
     instance: str | None
-    """The name of a static member."""
+    """The `group.instance.id`, if this is a static member."""
     client: str
     owned: tuple[Partition, ...]
 
@@ -101,16 +102,16 @@ class Group(NamedTuple):
     assignor: str
     members: tuple[GroupMember, ...]
     is_classic: bool = True
-    """Whether its members assign the partitions. In a KIP-848 group the broker assigns them."""
+    """True if the members assign the partitions. In a KIP-848 group the broker assigns them."""
 
 
 class Cluster:
-    """A cluster. The first question connects to it.
+    """Sends requests to one Kafka cluster. The first request connects.
 
     Args:
         brokers: the address of the brokers.
         overrides: librdkafka properties of the user.
-        patience: seconds for one question.
+        patience: seconds for one method call.
     """
 
     def __init__(
@@ -119,8 +120,8 @@ class Cluster:
         self.brokers = brokers
         self.patience = patience
         self._settings = connection_settings(brokers, overrides or {})
-        # Connection errors. The clients call its `append`: a method of this object would make a reference cycle with
-        # the client, and the client's threads would live until the garbage collector runs.
+        # Connection errors. `error_cb` is `append` of this deque: a method of `Cluster` would make a reference cycle
+        # with the client, and the client's threads would live until the garbage collector runs.
         self._connection_errors: deque[KafkaError] = deque(maxlen=8)
         self._client: AdminClient | None = None
         self._tells_ids: bool | None = None
@@ -153,11 +154,11 @@ class Cluster:
         return [name for name in topics if name in there]
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str | None]:
-        """Return the id of each topic; None if the cluster does not tell it (a mock broker may not)."""
+        """Return the id of each topic; None if the cluster, such as a mock broker, does not report the id."""
         return self.ask_topic_ids(topics)()
 
     def ask_topic_ids(self, topics: Iterable[str]) -> Callable[[], dict[str, str | None]]:
-        """Ask for topic ids now. The returned function waits for the answer."""
+        """Send the request of `topic_ids` now. The returned function waits for the answer."""
         names = sorted(set(topics))
         if self._tells_ids is False:
             return lambda: dict.fromkeys(names)
@@ -183,7 +184,7 @@ class Cluster:
         return answer
 
     def ask_limits(self, topics: Sequence[str]) -> dict[str, Future[TopicLimit | None]]:
-        """Return a future with the limits of each topic; None if the topic is missing or the cluster does not tell."""
+        """Return a future for each topic, with its limits, or with None if the cluster does not report them."""
         if self._tells_ids is False:
             return {}  # a mock broker does not answer
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
@@ -191,7 +192,7 @@ class Cluster:
         return {resource.name: _limit_in(future) for resource, future in asked.items()}
 
     def make_topics(self, wanted: Mapping[str, str]) -> None:
-        """Create missing topics. Raises ConfigurationError with their names if this client may not.
+        """Create missing topics. Raises ConfigurationError with their names if this client may not create them.
 
         Args:
             wanted: the topics, each with the topic whose numbers of partitions and replicas it gets.
@@ -212,8 +213,8 @@ class Cluster:
             if isinstance(outcome, KafkaError) and outcome.code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 names = ", ".join(f"{topic.topic} ({topic.num_partitions} partitions)" for topic in new)
                 raise ConfigurationError(
-                    f"the cluster at {self.brokers} has no topic {names}, and does not let this client create it "
-                    f"({outcome.str()}): create them, or give the principal Create"
+                    f"the cluster at {self.brokers} lacks these topics: {names}; this client could not create them "
+                    f"({outcome.str()}): create them, or give the principal of this client the permission Create"
                 )
         if made:
             self._await_topics(made, deadline)
@@ -238,7 +239,7 @@ class Cluster:
     def ask_edges(
         self, partitions: Iterable[Partition], edge: Literal["earliest", "latest"]
     ) -> Callable[[], dict[Partition, int]]:
-        """Ask for the ends of logs now. The returned function waits for the answer."""
+        """Send the request of `edges` now. The returned function waits for the answer."""
         spec, deadline = _EDGES[edge], self._deadline()
         asked = self._admin().list_offsets(
             {TopicPartition(*p): spec for p in partitions}, request_timeout=_left(deadline)
@@ -249,14 +250,14 @@ class Cluster:
                 Partition(e.topic, e.partition): self._answer(future, deadline).offset for e, future in asked.items()
             }
             for partition, offset in edges.items():
-                if offset < 0:  # the client's answer for a leader that it cannot reach; it reports no error
+                if offset < 0:  # the client could not reach the leader, and reports no error
                     raise self._unavailable(f"the leader of {partition} did not answer")
             return edges
 
         return answer
 
     def committed(self, group: str, partitions: Iterable[Partition]) -> dict[Partition, Committed]:
-        """Return the offsets that the group has committed in Kafka. Partitions without one are left out."""
+        """Return the offsets that the group has committed in Kafka. Partitions without such an offset are left out."""
         check_group(group)
         elements = [TopicPartition(*p) for p in partitions]
         if not elements:
@@ -273,12 +274,12 @@ class Cluster:
         return found
 
     def _once_there_is_a_coordinator(self, ask: Callable[[float], T]) -> T:
-        """Ask again until the group has a coordinator.
+        """Repeat a request until the group has a coordinator, and return the answer.
 
-        A cluster that never had a group answers at once that there is none, and the client does not wait.
+        A cluster that never had a group has no coordinator yet and refuses the request at once.
 
         Args:
-            ask: gets the seconds that are left.
+            ask: sends the request. Called with the seconds that are left.
         """
         deadline = self._deadline()
         while True:
@@ -330,7 +331,7 @@ class Cluster:
         """Return the names of all groups, sorted. Raises if a broker did not answer."""
         deadline = self._deadline()
         listed = self._answer(self._admin().list_consumer_groups(request_timeout=_left(deadline)), deadline)
-        for error in listed.errors:  # of brokers that did not answer; `valid` has the groups of the others
+        for error in listed.errors:  # from brokers that did not answer; `valid` has the groups of the others
             raise self._refused(error.args[0] if isinstance(error, KafkaException) else error)
         return sorted(group.group_id for group in listed.valid)
 
@@ -343,12 +344,12 @@ class Cluster:
             outcome = self._outcome(asked[name], deadline)
             if not isinstance(outcome, KafkaError) or outcome.code() not in COORDINATOR_ELECTION or deadline.passed:
                 break
-            time.sleep(0.05)  # a new cluster creates its group topic at the first question
+            time.sleep(0.05)  # a new cluster creates its group topic at the first request
         if isinstance(outcome, KafkaError):
             if outcome.code() == KafkaError.GROUP_ID_NOT_FOUND:
                 return None
             raise self._refused(outcome)
-        if outcome.state is ConsumerGroupState.DEAD:  # the answer of brokers before KIP-1043 if there is no group
+        if outcome.state is ConsumerGroupState.DEAD:  # how brokers before KIP-1043 answer if there is no group
             return None
         return Group(
             outcome.state.name.lower(),
@@ -385,7 +386,7 @@ class Cluster:
 
     @contextmanager
     def _reader(self, group: str) -> Iterator[Consumer]:
-        """A consumer that never subscribes: it reads the group's offsets and is not a member.
+        """Yield a consumer that reads the group's offsets. The reader never subscribes, so it is not a member.
 
         The admin client's `list_consumer_group_offsets` is not safe: on NOT_COORDINATOR and COORDINATOR_NOT_AVAILABLE
         it dereferences NULL, which ends the process (librdkafka issue 5040).
@@ -408,7 +409,7 @@ class Cluster:
             reader.close()
 
     def _deadline(self) -> Deadline:
-        """Return the deadline of one question, which all its requests share."""
+        """Return the deadline that all requests of one method call share."""
         return Deadline(self.patience)
 
     def _metadata(self, deadline: Deadline) -> ClusterMetadata:
@@ -419,7 +420,7 @@ class Cluster:
         return metadata
 
     def _is_mock(self, deadline: Deadline) -> bool:
-        """Whether this is a mock cluster, by its name. Without a controller, a mock cluster never answers for ids."""
+        """Whether the cluster id is that of a mock cluster, which may never answer a request for topic ids."""
         return str(self._metadata(deadline).cluster_id).startswith(_MOCK_CLUSTER)
 
     def _answer(self, future: Future[T], deadline: Deadline) -> T:
@@ -442,7 +443,7 @@ class Cluster:
 
         Args:
             error: the refusal.
-            group: the group, if the question was to change one.
+            group: the group, if the request was to change one.
         """
         return self._unavailable(error.str()) if no_answer(error) else refusal(error, self.brokers, group)
 
@@ -460,7 +461,7 @@ class Cluster:
 
 
 def _left(deadline: Deadline) -> float:
-    """Return the seconds for the next request of a question."""
+    """Return the seconds for the next request."""
     return max(_LEAST, deadline.left)
 
 

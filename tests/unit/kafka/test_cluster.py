@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from kconsume._kafka import admin as cluster
-from kconsume._kafka.admin import Cluster
+from kconsume._kafka import cluster
+from kconsume._kafka.cluster import Cluster
 from kconsume._runtime.deadlines import Deadline
 from kconsume.errors import BrokerUnavailable
 from kconsume.records import Partition

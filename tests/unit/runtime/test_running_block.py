@@ -11,7 +11,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from kconsume._runtime.running import AsyncBlock, Running, in_thread
+from kconsume._runtime.running_block import AsyncBlock, Running, in_thread
 
 LONG = 60.0
 
