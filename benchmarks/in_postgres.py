@@ -10,7 +10,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from urllib.parse import urlsplit
 
 import msgspec
@@ -25,7 +24,6 @@ from benchmarks.marks import mean_tally, stretch, tallied, tally
 from benchmarks.orders import MARKS, PARTITIONS, Order
 from benchmarks.witness import WitnessedTx, witnessed
 from kconsume import App
-from kconsume.backends.capabilities import Capabilities
 from kconsume.backends.postgres.store import PostgresStore
 from kconsume.records import Partition
 
@@ -60,10 +58,6 @@ def copy(batch: list[Order], tx: psycopg.Connection) -> None:
 
 
 class WitnessedPostgres(PostgresStore):
-    @property
-    def capabilities(self) -> Capabilities:
-        return replace(super().capabilities, numbers_rows=False)
-
     @contextmanager
     def transaction(self, group: str, partition: Partition, epoch: int) -> Iterator[WitnessedTx]:
         with witnessed(super().transaction(group, partition, epoch)) as tx:

@@ -90,7 +90,7 @@ class PostgresLoop(_InPostgres):
 class PostgresOutbox(_InPostgres):
     name = "postgres-outbox"
     about = "one insert a record and to= through the outbox, until it is confirmed, against the same without output"
-    bar = Bar(0.6)
+    bar = Bar(0.5)
     names = ("with to=", "without")
 
     def ours(self, task: Task) -> Measured:

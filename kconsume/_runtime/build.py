@@ -95,7 +95,7 @@ def work_for(
     """
     relay = relay if handler.produces else None
     rules = _rules_for(handler, store, group, relay)
-    publisher = _publisher_for(handler, store, shared, relay)
+    publisher = _publisher_for(handler, shared, relay)
     if handler.in_transactions:
         return _transactional_work(handler, store, group, shared, rules, publisher, stamped=relay is not None)
     most_bytes = shared.most_bytes - (len(group) + _STAMP if relay is not None else 0)
@@ -127,9 +127,7 @@ def _rules_for(handler: HandlerPlan, store: OffsetStore, group: str, relay: Rela
     )
 
 
-def _publisher_for(
-    handler: HandlerPlan, store: OffsetStore, shared: SharedParts, relay: Relays | None
-) -> Publisher | None:
+def _publisher_for(handler: HandlerPlan, shared: SharedParts, relay: Relays | None) -> Publisher | None:
     dead_letter = handler.policy.dead_letter
     if not handler.binding.sends and dead_letter is None and handler.retry_chain is None:
         return None
@@ -143,7 +141,6 @@ def _publisher_for(
         shared.most_bytes,
         relay=relay,
         retries_letters=is_real,
-        numbered=capabilities_of(store).numbers_rows,
     )
 
 

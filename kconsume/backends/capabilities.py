@@ -70,8 +70,6 @@ class Capabilities:
     """True if a transaction can be taken away from a handler that hangs on a thread (`SeverableTx`)."""
     finishes: bool = False
     """True if a transaction can move the offset in the same round trip as the commit (`FinishingTx`)."""
-    numbers_rows: bool = False
-    """True if a transaction knows the numbers of the outbox rows that it wrote (`NumberedTx`)."""
     durable: bool = True
     """False if the rows are lost when the process ends."""
     location: str | None = None
@@ -173,7 +171,7 @@ class OutboxStore(TransactionalStore, Protocol):
         Args:
             epochs: the epoch of the caller for each partition. A partition that has another epoch is left out.
             most: the highest number of rows for each partition.
-            targets: for each partition in this mapping, return only rows to these topics.
+            targets: for each partition in this mapping, return only these rows.
         """
         ...
 
@@ -303,16 +301,6 @@ class OutboxTx(Tx, Protocol):
     def record_origins(self, origins: Sequence[str]) -> set[str]:
         """Store that the group has handled the records with these origins (header `kconsume-origin`). Returns the
         origins that were not stored before."""
-        ...
-
-
-@runtime_checkable
-class NumberedTx(Protocol):
-    """An `OutboxTx` or `AsyncOutboxTx` that knows the numbers of the outbox rows that it wrote, so that the relay does
-    not read these rows from the database."""
-
-    def numbers(self) -> Sequence[int]:
-        """The numbers of all rows that `post` wrote, in the same order. Called after the commit, from any thread."""
         ...
 
 

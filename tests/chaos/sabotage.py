@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -122,11 +123,11 @@ def part_letters_from_their_offsets(board: Board, brokers: str, database: str) -
     def without_letters(
         self: Publisher, sent: Sequence[Outgoing], letters: Sequence[Letter], tx: Tx
     ) -> Sequence[Outgoing]:
-        apart[id(tx)] = letters
+        apart[threading.get_ident()] = letters
         return keep(self, sent, (), tx)
 
-    def then_write(self: Publisher, partition: Partition, rows: Sequence[Outgoing], tx: object) -> None:
-        for letter in apart.pop(id(tx)):
+    def then_write(self: Publisher, partition: Partition, rows: Sequence[Outgoing]) -> None:
+        for letter in apart.pop(threading.get_ident()):
             with board.during(Phase.APART, Phase.IDLE):
                 time.sleep(0.01)
             if self._table is not None:

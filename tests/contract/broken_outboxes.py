@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from kconsume._kafka.outgoing import Outgoing
-from kconsume.backends.outbox.tables import NO_TARGETS, UNOWNED, Posted, Targets
+from kconsume.backends.outbox.tables import ALL_TARGETS, NO_TARGETS, UNOWNED, Posted, Targets
 from kconsume.errors import Fenced, StoreUnavailable
 from kconsume.records import Partition
 from kconsume.testing.conformance import OutboxSuite as B
@@ -140,6 +140,29 @@ class StraysToAllTopics(QueueOutbox):
         return super().unowned_rows(owner, most)
 
 
+@fails(B.test_all_rows_above_a_number_are_read)
+class SkipsOne(QueueOutbox):
+    """The first row that was not read yet."""
+
+    def posted(
+        self, group: str, epochs: Mapping[Partition, int], most: int, targets: Mapping[Partition, Targets] = NO_TARGETS
+    ) -> dict[Partition, list[Posted]]:
+        further = {p: each._replace(above=each.above and each.above + 1) for p, each in targets.items()}
+        return super().posted(group, epochs, most, further)
+
+
+@fails(B.test_all_rows_above_a_number_are_read)
+class AboveForAll(QueueOutbox):
+    """What was read of one partition counts for the others."""
+
+    def posted(
+        self, group: str, epochs: Mapping[Partition, int], most: int, targets: Mapping[Partition, Targets] = NO_TARGETS
+    ) -> dict[Partition, list[Posted]]:
+        above = max((each.above for each in targets.values()), default=0)
+        further = {p: targets.get(p, ALL_TARGETS)._replace(above=above) for p in epochs}
+        return super().posted(group, epochs, most, further)
+
+
 @fails(B.test_only_outbox_rows_of_the_partition_and_group_are_read)
 class OneGroup(QueueOutbox):
     def leave(self, group: str, partition: Partition, outgoing: Sequence[Outgoing]) -> None:
@@ -228,30 +251,6 @@ class NumbersAgain(QueueOutbox):
 
     def number(self) -> int:
         return 1 + max((row.number for rows in self.rows.values() for row in rows), default=0)
-
-
-@fails(B.test_a_transaction_reports_the_numbers_of_its_own_outbox_rows)
-class TellsBackwards(QueueOutbox):
-    """As a statement may that returns rows in no order."""
-
-    def tell(self, numbers: Sequence[int]) -> list[int]:
-        return list(reversed(numbers))
-
-
-@fails(B.test_a_transaction_reports_the_numbers_of_its_own_outbox_rows)
-class TellsOfTheLast(QueueOutbox):
-    """Of what was posted last, and not of what was posted before it."""
-
-    def tell(self, numbers: Sequence[int]) -> list[int]:
-        return list(numbers[-1:])
-
-
-@fails(B.test_a_transaction_reports_the_numbers_of_its_own_outbox_rows)
-class TellsOfOthers(QueueOutbox):
-    """Numbers that were given out before."""
-
-    def tell(self, numbers: Sequence[int]) -> list[int]:
-        return [number - 1 for number in numbers]
 
 
 @fails(B.test_an_outbox_row_of_a_user_transaction_exists_only_if_it_commits)

@@ -12,7 +12,7 @@ from typing import Any
 
 from kconsume._kafka.outgoing import Outgoing
 from kconsume.backends.capabilities import Capabilities
-from kconsume.backends.outbox.tables import NO_TARGETS, UNOWNED, Posted, Targets
+from kconsume.backends.outbox.tables import ALL_TARGETS, NO_TARGETS, UNOWNED, Posted, Targets
 from kconsume.records import Partition
 from kconsume.testing.conformance import Subject
 from tests.contract.queue_store import QueueStore, QueueTx, subject_of
@@ -25,15 +25,11 @@ class QueueOutboxTx(QueueTx):
         super().__init__(store)
         self.posted: list[Outgoing] = []
         self.taken: set[str] = set()
-        self.told: list[int] = []
         self._outbox = store
         self._group = group
 
     def post(self, outgoing: Sequence[Outgoing]) -> None:
         self.posted.extend(outgoing)
-
-    def numbers(self) -> list[int]:
-        return self.told
 
     def record_origins(self, origins: Sequence[str]) -> set[str]:
         new = set(origins) - self._outbox.seen.get(self._group, set()) - self.taken
@@ -51,7 +47,7 @@ class QueueOutbox(QueueStore):
 
     @property
     def capabilities(self) -> Capabilities:
-        return replace(super().capabilities, outbox=self, numbers_rows=True)
+        return replace(super().capabilities, outbox=self)
 
     @contextmanager
     def transaction(self, group: str, partition: Partition, epoch: int) -> Iterator[QueueOutboxTx]:
@@ -62,9 +58,7 @@ class QueueOutbox(QueueStore):
             yield tx
             with self._lock:
                 self.end(group, partition, epoch, tx)
-                before = self.last
                 self.leave(group, partition, tx.posted)
-                tx.told = self.tell(range(before + 1, self.last + 1))
                 self.take(group, tx.taken)
         finally:
             tx.connection.over = True
@@ -72,9 +66,6 @@ class QueueOutbox(QueueStore):
     def leave(self, group: str, partition: Partition, outgoing: Sequence[Outgoing]) -> None:
         for each in outgoing:
             self.rows.setdefault((group, partition), []).append(Posted(self.number(), each))
-
-    def tell(self, numbers: Sequence[int]) -> list[int]:
-        return list(numbers)
 
     def number(self) -> int:
         self.last += 1
@@ -127,9 +118,8 @@ class QueueOutbox(QueueStore):
 
 
 def chosen(rows: Sequence[Posted], targets: Targets | None) -> list[Posted]:
-    if targets is None:
-        return [*rows]
-    return [row for row in rows if (row.outgoing.topic in targets.topics) is not targets.others]
+    topics, others, above = targets or ALL_TARGETS
+    return [row for row in rows if row.number > above and (row.outgoing.topic in topics) is not others]
 
 
 def outbox_subject(store: QueueOutbox) -> Subject:

@@ -119,7 +119,6 @@ class TestQueue(OutboxSuite):
         OutboxSuite.test_outbox_rows_are_rolled_back_with_their_transaction,
         OutboxSuite.test_an_outbox_row_keeps_every_field_of_its_record,
         OutboxSuite.test_an_origin_is_recorded_once_by_each_group,
-        OutboxSuite.test_a_transaction_reports_the_numbers_of_its_own_outbox_rows,
     ],
 )
 def test_sessions_of_sqlalchemy_keep_the_same_promises(

@@ -114,7 +114,7 @@ def test_the_bars_are_those_that_were_promised() -> None:
         "postgres-pipeline": "≥ 0.85",
         "postgres-copy": "≥ 0.85",
         "postgres-loop": "≥ 80",
-        "postgres-outbox": "≥ 0.6",
+        "postgres-outbox": "≥ 0.5",
         "redis": "≥ 1.1",
         "spark-sink": "≥ 0.9",
         "spark-foreach": "≥ 0.97",

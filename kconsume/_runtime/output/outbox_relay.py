@@ -2,8 +2,8 @@
 
     COMMIT ─► rows_committed ─► read ─► sent ─► confirmed ─► deleted ─► read …
 
-Rows that this process has just written are not read from the table, but sent from memory
-(`_runtime/output/partition_outbox.py`).
+A transaction with output wakes the relay when it has committed. The relay reads the rows of the table, under the epoch
+of the partition, and sends what it has read. `_runtime/output/partition_outbox.py` says where a read begins.
 
 A consumer has one relay, with one thread. A partition has one set of rows in flight at a time; later rows wait until
 that set is confirmed. So when a row reaches its topic for the first time, all earlier rows to that topic have reached
@@ -36,7 +36,7 @@ from kconsume._kafka.topic_limits import NO_LIMITS, TopicLimit, TopicLimits, div
 from kconsume._runtime.deadlines import OUTBOX_CLOSE_SHARE, Deadline
 from kconsume._runtime.output.partition_outbox import PartitionOutbox, TopicHold, TopicRows, clock
 from kconsume.backends.capabilities import OutboxStore
-from kconsume.backends.outbox.tables import LEASE, UNOWNED, Posted, Targets
+from kconsume.backends.outbox.tables import ALL_TARGETS, LEASE, UNOWNED, Posted, Targets
 from kconsume.errors import KconsumeError
 from kconsume.records import Partition
 
@@ -116,12 +116,11 @@ class OutboxRelay:
 
     # From any thread
 
-    def rows_committed(self, partition: Partition, count: int, rows: Sequence[Posted] = ()) -> None:
-        """Note that a transaction with `count` rows has committed. `rows` are these rows, if the store returned their
-        numbers."""
+    def rows_committed(self, partition: Partition, count: int) -> None:
+        """Note that a transaction with `count` rows has committed."""
         with self._lock:
             if (outbox := self._outboxes.get(partition)) is not None and not outbox.leaving:
-                outbox.rows_committed(count, rows)
+                outbox.rows_committed(count)
                 self._changed.notify_all()
 
     def is_full(self, partition: Partition) -> bool:
@@ -293,79 +292,57 @@ class OutboxRelay:
     def _send(self, ready: Mapping[Partition, PartitionOutbox]) -> None:
         now = clock()
         with self._lock:
-            asked = {p: o for p, o in ready.items() if not o.leaving and (o.pending or o.unread)}
+            asked = {p: o for p, o in ready.items() if not o.leaving and o.unread}
             if self._closing and (unowned := asked.pop(UNOWNED, None)) is not None:
                 unowned.unread = False
-            in_memory = {p for p, o in asked.items() if o.is_in_memory}
-            read = {p: o for p, o in asked.items() if p not in in_memory or not o.is_trusted(now)}
-            known = {p: o.pending for p, o in read.items()}
-            for outbox in read.values():
-                outbox.reading = True
-                outbox.unread = False  # if `open` sets it again, there may be rows that this read does not see
+            for outbox in asked.values():
+                outbox.begin_read(now)
         try:
-            found = self._read({p: (o, 1 if p in in_memory else o.read_size) for p, o in read.items()})
-            sending = {p for p in asked if p in in_memory or found.get(p)}
-            limits = divided(self._limits_of(found, [asked[p] for p in in_memory]), self._sending_beside(sending))
+            found = self._read(asked)
+            limits = divided(self._limits_of(found), self._sending_beside(found))
             for partition, outbox in asked.items():
                 with self._lock:
-                    outbox.reading = False
-                    if outbox.leaving or (self._closing and partition == UNOWNED):
+                    if not outbox.reading or (self._closing and partition == UNOWNED):
+                        outbox.reading = False
                         continue
                     rows = found.get(partition, ())
                     is_full = len(rows) == outbox.read_size
-                    if partition not in in_memory:
-                        outbox.take(rows, known[partition], limits)
-                    elif partition not in read or outbox.begins_with(rows):
-                        outbox.take_tail(limits)
-                    if partition in read:
-                        outbox.read_at = now
+                    outbox.take(rows, limits)
                     if partition == UNOWNED:
                         outbox.unread = True
                         outbox.due_at = outbox.due_at if is_full else now + _POLL_EVERY
                     self._changed.notify_all()
                 self._deliver(outbox)
         except BaseException:
-            for outbox in asked.values():
-                outbox.reading, outbox.unread = False, True
+            with self._lock:
+                for outbox in asked.values():
+                    outbox.fail_read()
             raise
 
-    def _read(self, asked: Mapping[Partition, tuple[PartitionOutbox, int]]) -> dict[Partition, list[Posted]]:
-        """Read a given number of rows of each partition, in one statement for all partitions with the same number."""
+    def _read(self, asked: Mapping[Partition, PartitionOutbox]) -> dict[Partition, list[Posted]]:
+        """Read the next rows, in one statement for all partitions of which equally many are read."""
         found: dict[Partition, list[Posted]] = {}
-        for size in {most for p, (_, most) in asked.items() if p != UNOWNED}:
-            outboxes = {p: o for p, (o, most) in asked.items() if p != UNOWNED and most == size}
-            targets = {p: chosen for p, o in outboxes.items() if (chosen := o.targets) is not None}
-            found.update(self._read_owned({p: o.epoch for p, o in outboxes.items()}, size, targets))
-        if UNOWNED in asked:
-            outbox, most = asked[UNOWNED]
-            found[UNOWNED] = self._read_unowned(most, outbox.targets)
+        for size in {o.read_size for p, o in asked.items() if p != UNOWNED}:
+            outboxes = {p: o for p, o in asked.items() if p != UNOWNED and o.read_size == size}
+            epochs = {p: o.epoch for p, o in outboxes.items()}
+            found.update(self._store.posted(self._group, epochs, size, {p: o.targets for p, o in outboxes.items()}))
+        if (unowned := asked.get(UNOWNED)) is not None:
+            found[UNOWNED] = self._read_unowned(unowned.read_size, unowned.targets)
         return found
 
-    def _sending_beside(self, asked: Collection[Partition]) -> int:
+    def _sending_beside(self, found: Mapping[Partition, Sequence[Posted]]) -> int:
         """How many partitions may have rows in flight at once. The producer puts their rows into the same batches."""
-        return sum(p in asked or bool(o.by_topic) for p, o in [*self._outboxes.items()])
+        return sum(bool(found.get(p) or o.by_topic) for p, o in [*self._outboxes.items()])
 
-    def _read_owned(
-        self, epochs: Mapping[Partition, int], most: int, targets: Mapping[Partition, Targets]
-    ) -> dict[Partition, list[Posted]]:
-        if not targets:
-            return self._store.posted(self._group, epochs, most)
-        return self._store.posted(self._group, epochs, most, targets)
-
-    def _read_unowned(self, most: int, targets: Targets | None) -> list[Posted]:
+    def _read_unowned(self, most: int, targets: Targets) -> list[Posted]:
         """Read rows without a partition, if this process gets or has the lease."""
         self._renew_at = clock() + LEASE / 3
-        if targets is None:
-            return self._store.unowned_rows(self._owner, most)
         return self._store.unowned_rows(self._owner, most, targets)
 
-    def _limits_of(
-        self, found: Mapping[Partition, Sequence[Posted]], in_memory: Sequence[PartitionOutbox]
-    ) -> Mapping[str, TopicLimit]:
+    def _limits_of(self, found: Mapping[Partition, Sequence[Posted]]) -> Mapping[str, TopicLimit]:
         if self._limits is None:
             return NO_LIMITS
-        topics = {cast(str, row.outgoing.topic) for rows in found.values() for row in rows}
-        return self._limits.of(topics.union(*(outbox.topics_in_memory() for outbox in in_memory)))
+        return self._limits.of({cast(str, row.outgoing.topic) for rows in found.values() for row in rows})
 
     def _deliver(self, outbox: PartitionOutbox) -> None:
         if not outbox.in_flight:
@@ -406,7 +383,7 @@ class OutboxRelay:
         targets = Targets((topic,))
         if partition == UNOWNED:
             return self._read_unowned(1, targets)
-        return self._read_owned({partition: outbox.epoch}, 1, {partition: targets}).get(partition, [])
+        return self._store.posted(self._group, {partition: outbox.epoch}, 1, {partition: targets}).get(partition, [])
 
     def _deliver_alone(self, rows: TopicRows) -> None:
         delivery: Future[DeliveryResult]
@@ -441,7 +418,7 @@ class OutboxRelay:
             rows = sum(outboxes[p].pending for p in slow)
             _log.warning("outbox waits", partitions=len(slow), rows=rows, cause="the brokers do not confirm the rows")
         if outboxes[UNOWNED].is_in_flight and now >= self._renew_at:
-            self._read_unowned(1, None)  # renews the lease: no other app sends rows that are in flight
+            self._read_unowned(1, ALL_TARGETS)  # renews the lease: no other app sends rows that are in flight
         if now >= self._forget_at:
             more = self._store.forget_origins()
             self._forget_at = now + (_FORGET_MORE_EVERY if more else _FORGET_EVERY)

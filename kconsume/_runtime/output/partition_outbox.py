@@ -1,13 +1,12 @@
 """The state of one partition's rows in the outbox: how many there are, which are in flight, which are next.
 
-    written … │ in flight │ confirmed │ deleted
-      tail    │           │           │
+    committed ─► read ─► in flight ─► confirmed ─► deleted
 
-The *tail* is the last rows that this process wrote, kept in memory. The store returned the numbers of these rows, so
-they need not be read back. The tail is always the end of the rows in the table, without a gap. Nothing depends on the
-tail: if it is dropped, only time is lost. Rows are taken from the tail under two conditions: the tail has all pending
-rows, and the table was read under this epoch less than `_TRUSTED` seconds ago. An owner that was frozen for longer must
-read the table again, and that read shows whether the partition has a new owner.
+A read begins above the last row that was chosen to be sent, because a database scans deleted rows until it has cleaned
+them up. It begins at the first row of the table after a claim, an error or a hold, if rows that were committed are
+missing above, and once a second. So a row that becomes visible after rows with higher numbers is found too. The rows of
+a partition become visible in the order of their numbers, because its transactions commit one after the other. The
+number is only where to begin: no row is taken for sent because of it.
 
 Rows to different topics are sent independently. When a row is refused, the rows to its topic are *held* (`TopicHold`).
 The first of them is tried again, alone, from time to time, and all others wait behind it. Rows to other topics are sent
@@ -19,10 +18,8 @@ This module must neither read the table nor send: `_runtime/output/outbox_relay.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from itertools import islice
 from typing import Any, cast
 
 from kconsume._kafka.delivery import DeliveryResult
@@ -35,9 +32,8 @@ _FIRST_ROWS = 100
 MAX_BYTES = 8_000_000
 """Most bytes that are sent together. These rows are in memory and in the producer's queue, of which each partition
 should get a part."""
-_TAIL_BYTES = 8_000_000
-_TRUSTED = 1.0
-"""Seconds after a read of the table in which rows of the tail are sent without another read."""
+FROM_THE_START_EVERY = 1.0
+"""Seconds after which a read begins at the first row of the table again."""
 _LONGEST_PAUSE = 30.0
 _LOG_EVERY = 30.0
 _LOG_BLOCKED_EVERY = 60.0
@@ -122,8 +118,7 @@ class PartitionOutbox:
     """The rows of one partition.
 
     Other threads call `open`, `leave` and `rows_committed`, under the relay's lock. The relay's own thread calls all
-    other methods. It takes the lock for fields that these three methods also change, except in `split`, `delay_holds`
-    and `back_off`: a tail that loses rows there is shorter than `pending`, and is not used. Workers read `pending`
+    other methods, and takes the lock to change fields that these three methods also change. Workers read `pending`
     without the lock (`OutboxRelay.is_full`) and accept an old value.
     """
 
@@ -134,11 +129,12 @@ class PartitionOutbox:
         """
         self.epoch = epoch
         self.pending = 0
-        """How many rows were written here and are not deleted yet."""
+        """How many rows were written here, or read, and are not deleted yet."""
         self.unread = True
-        """True if the table may have more rows, of an earlier owner."""
+        """True if the table may have rows that were not read."""
         self.reading = False
-        """True while the relay reads the table."""
+        """True while the relay reads the table. False if the partition was claimed again, or left, meanwhile: then the
+        relay drops what it has read."""
         self.in_flight: Sequence[Posted] = ()
         """Rows that are being sent, except held rows."""
         self.by_topic: Sequence[TopicRows] = ()
@@ -158,12 +154,12 @@ class PartitionOutbox:
         self.leaving = False
         """True once the partition belongs to another owner. Then rows in flight are awaited, and no other row is
         sent."""
-        self.read_at = 0.0
-        """The time at which the table was last read under this epoch."""
-        self._tail: deque[Posted] = deque()
-        self._tail_bytes = 0
-        self._reached = 0
-        """The highest row number that was in flight."""
+        self.above = 0
+        """The next read returns rows above this number. All rows up to it that were visible were sent, or are held."""
+        self._from_start_at = 0.0
+        """The time at which the table was last read from its first row."""
+        self._known = 0
+        """The value of `pending` when the last read began."""
         self._logged: str | None = None
         self._logged_at = 0.0
 
@@ -200,9 +196,7 @@ class PartitionOutbox:
 
     def is_ready(self, now: float) -> bool:
         """True if more rows can be sent now."""
-        # If there are holds, all pending rows may be held. Then only new rows are a reason to read.
-        has_more = self.unread or (self.pending > 0 and not self.holds) or bool(self.confirmed)
-        return not self.in_flight and has_more and now >= self.due_at
+        return not self.in_flight and (self.unread or bool(self.confirmed)) and now >= self.due_at
 
     def is_slow(self, now: float, seconds: float) -> bool:
         """True if the brokers have not answered for this long."""
@@ -214,105 +208,75 @@ class PartitionOutbox:
         return [topic for topic, hold in self.holds.items() if hold.is_due(now)] if not self.leaving else []
 
     @property
-    def targets(self) -> Targets | None:
-        """Which rows to read: None for all rows, else only rows to topics that are not held."""
-        return Targets(tuple(self.holds), others=True) if self.holds else None
+    def targets(self) -> Targets:
+        """Which rows to read: those above the last row that was read, to topics that are not held."""
+        return Targets(tuple(self.holds), others=True, above=self.above)
 
     # The rows in the table and in memory
 
     def open(self, epoch: int) -> None:
         """Note that this process owns the partition under `epoch`."""
-        self.epoch, self.unread, self.leaving = epoch, True, False
-        self._drop_tail()
+        self.epoch, self.leaving, self.reading = epoch, False, False
+        self._read_from_start()
         self._forget_idle_holds()
 
     def leave(self) -> None:
         """Note that another process owns the partition."""
-        self.leaving, self.pending, self.unread = True, 0, False
-        self._drop_tail()
+        self.leaving, self.pending, self.unread, self.reading = True, 0, False, False
         self._forget_idle_holds()
 
     def _forget_idle_holds(self) -> None:
         """Forget holds without rows in flight, because a hold belongs to one owner and one epoch."""
         self.holds = {topic: hold for topic, hold in self.holds.items() if hold.in_flight is not None}
 
-    def rows_committed(self, count: int, rows: Sequence[Posted]) -> None:
-        """Note that a transaction with `count` rows has committed. `rows` are these rows, if the store returned their
-        numbers."""
+    def rows_committed(self, count: int) -> None:
+        """Note that a transaction with `count` rows has committed."""
         self.pending += count
-        if self.holds:
-            self.unread = True  # the rows may be to a held topic, so all rows are read from the table
-            return
-        if len(rows) != count:
-            self._drop_tail()
-            return
-        new = [row for row in rows if row.number > self._reached]  # the other rows were read before this call
-        self._tail.extend(new)
-        self._tail_bytes += sum(map(_bytes_of, new))
-        if self._tail_bytes > _TAIL_BYTES:
-            self._drop_tail()
-
-    @property
-    def is_in_memory(self) -> bool:
-        """True if the tail has all rows that are to be sent. Called while nothing is in flight."""
-        return bool(self._tail) and not self.unread and len(self._tail) == self.pending
-
-    def topics_in_memory(self) -> set[str]:
-        """The topics of the rows that `take_tail` may take."""
-        return {cast(str, row.outgoing.topic) for row in islice(self._tail, self.read_size)}
-
-    def is_trusted(self, now: float) -> bool:
-        """True if rows of the tail may be sent without another read."""
-        return now - self.read_at < _TRUSTED
-
-    def begins_with(self, rows: Sequence[Posted]) -> bool:
-        """True if the table and the tail have the same first row. Otherwise the tail is dropped and the table is
-        read."""
-        if rows and self._tail and rows[0].number == self._tail[0].number:
-            return True
-        self._drop_tail()
         self.unread = True
-        return False
 
-    def take_tail(self, limits: Mapping[str, TopicLimit] = NO_LIMITS) -> None:
-        """Choose the next rows to send from the tail."""
-        rows = [self._tail.popleft() for _ in range(min(self.read_size, len(self._tail)))]
-        self._tail_bytes = self._tail_bytes - sum(map(_bytes_of, rows)) if self._tail else 0
-        self._take(rows, limits)
+    def begin_read(self, now: float) -> None:
+        """Note that the table is going to be read. If `unread` is set again, there may be rows that this read does not
+        see."""
+        if now - self._from_start_at >= FROM_THE_START_EVERY:
+            self.above = 0
+        if self.above == 0:
+            self._from_start_at = now
+        self.reading, self.unread, self._known = True, False, self.pending
 
-    def take(self, rows: Sequence[Posted], known: int, limits: Mapping[str, TopicLimit] = NO_LIMITS) -> None:
-        """Choose the next rows to send from rows that were read.
+    def fail_read(self) -> None:
+        """Note that the read failed. The next read begins at the first row."""
+        self.reading = False
+        self._read_from_start()
+
+    def take(self, rows: Sequence[Posted], limits: Mapping[str, TopicLimit] = NO_LIMITS) -> None:
+        """Choose the next rows to send.
 
         Args:
             rows: the rows that were read.
-            known: how many rows were pending when the read began.
             limits: what the topics accept.
         """
-        chosen = _light_enough(rows)
-        has_more = len(rows) == self.read_size or len(chosen) < len(rows)
-        joins = bool(chosen and self._tail) and self._tail[0].number <= chosen[-1].number
-        while self._tail and chosen and self._tail[0].number <= chosen[-1].number:
-            self._tail_bytes -= _bytes_of(self._tail.popleft())
-        if self.holds:
-            # It is not known how many pending rows are held. The count is corrected when all rows are read again.
-            self.pending, self.unread = max(self.pending, len(rows)), self.unread or has_more
-        elif not has_more:
-            # The read has all rows that were committed before it. Rows that were written later stand behind them. If
-            # rows were committed before the read and `rows_committed` was called after it, one more read finds nothing.
-            self.pending += len(rows) - known
-        elif joins:
-            self.pending = len(chosen) + len(self._tail)  # the rest of the table is the rest of the tail
+        self.reading = False
+        light = _light_enough(rows)
+        has_more = len(rows) == self.read_size or len(light) < len(rows)
+        if has_more or self.holds:
+            # It is not known how many rows there are behind these, or how many are held.
+            self.pending = max(self.pending, len(rows))
+            self.unread = self.unread or has_more
+        elif self.above and len(rows) < self._known:
+            self._read_from_start()  # a row may have become visible late
+            return
         else:
-            self.pending, self.unread = max(self.pending, len(rows)), True
-        if len(chosen) < len(rows):
-            self.read_size = len(chosen)
-        self._take(chosen, limits)
+            # The read has all rows that were committed before it. If rows were committed before it, and
+            # `rows_committed` was called after it began, one more read finds nothing.
+            self.pending += len(rows) - self._known
+        if len(light) < len(rows):
+            self.read_size = len(light)
+        self._choose(light, limits)
 
-    def _take(self, rows: Sequence[Posted], limits: Mapping[str, TopicLimit]) -> None:
+    def _choose(self, rows: Sequence[Posted], limits: Mapping[str, TopicLimit]) -> None:
         chosen, doubtful = first_sendable(rows, limits)
         if len(chosen) < len(rows):
             self.unread = True
-            self._drop_tail()
             if not doubtful:
                 self.read_size = max(1, len(chosen))
         for topic in doubtful:
@@ -320,13 +284,13 @@ class PartitionOutbox:
         self.in_flight, self.by_topic = chosen, ()
         self.progress += 1
         if chosen:
-            self._reached = chosen[-1].number
+            self.above = chosen[-1].number
         else:
             self.tries, self._logged = 0, None
 
-    def _drop_tail(self) -> None:
-        self._tail.clear()
-        self._tail_bytes = 0
+    def _read_from_start(self) -> None:
+        """Read the table again, from its first row."""
+        self.unread, self.above = not self.leaving, 0
 
     # Sending, and its results
 
@@ -349,6 +313,7 @@ class PartitionOutbox:
             if rows.delivery is not None:
                 self._hold(rows.topic, rows)
         self.in_flight, self.by_topic = (), ()
+        self._read_from_start()
 
     def collect(self) -> list[TopicRows]:
         """Process the answers for the rows in flight. Returns the topics of which not all rows were confirmed."""
@@ -362,7 +327,6 @@ class PartitionOutbox:
             for rows in refused:
                 self._hold(rows.topic)
             if refused:
-                self.unread = not self.leaving
                 self.read_size = max(1, count // 2)  # the rows together may be too large
             else:
                 self.tries, self._logged = 0, None
@@ -391,20 +355,18 @@ class PartitionOutbox:
                 self._hold(rows.topic, rows)
         self.by_topic = [rows for rows in self.by_topic if rows.is_answered]
         self.in_flight = [row for rows in self.by_topic for row in rows.rows]
-        self.unread = not self.leaving
 
     def release(self, topic: str) -> None:
         """End a hold, because its first row was written or is gone. The rows behind that row are read with all
         others."""
         del self.holds[topic]
-        self.unread = not self.leaving
-        self._drop_tail()
+        self._read_from_start()
 
     def _hold(self, topic: str, rows: TopicRows | None = None) -> None:
         if self.leaving and rows is None:
             return
         self.holds[topic] = TopicHold(rows)
-        self._drop_tail()
+        self._read_from_start()
 
     def deleted(self) -> None:
         """Note that the confirmed rows were deleted from the table."""
@@ -418,7 +380,6 @@ class PartitionOutbox:
         seconds = _pause_after(self.tries)
         self.due_at = clock() + seconds
         self.delay_holds(seconds)
-        self._drop_tail()  # a user may delete rows during the pause, which may be long
         return seconds
 
     def delay_holds(self, seconds: float) -> None:

@@ -19,8 +19,7 @@ from typing import Any, Protocol, cast
 
 from kconsume._kafka.outgoing import Outgoing, check_size
 from kconsume.backends.base import Tx
-from kconsume.backends.capabilities import AsyncLetterTx, AsyncOutboxTx, AsyncTx, LetterTx, NumberedTx, OutboxTx
-from kconsume.backends.outbox.tables import Posted
+from kconsume.backends.capabilities import AsyncLetterTx, AsyncOutboxTx, AsyncTx, LetterTx, OutboxTx
 from kconsume.errors import KconsumeError, LetterFailed, SendFailed
 from kconsume.failures.dead_letter import DeadLetter
 from kconsume.failures.letter_headers import Letter, LetterDraft
@@ -44,9 +43,8 @@ class Delivers(Protocol):
 class Relays(Protocol):
     """Sends the rows that transactions left in the outbox."""
 
-    def rows_committed(self, partition: Partition, count: int, rows: Sequence[Posted] = ()) -> None:
-        """Note that a transaction with `count` rows has committed. `rows` are these rows, if the store returned their
-        numbers."""
+    def rows_committed(self, partition: Partition, count: int) -> None:
+        """Note that a transaction with `count` rows has committed."""
         ...
 
     def is_full(self, partition: Partition) -> bool:
@@ -70,7 +68,6 @@ class Publisher:
         *,
         relay: Relays | None = None,
         retries_letters: bool = True,
-        numbered: bool = False,
     ) -> None:
         """
         Args:
@@ -81,7 +78,6 @@ class Publisher:
             relay: sends the rows of the outbox; None if the store has no outbox.
             retries_letters: what happens if a letter cannot be sent. True: `LetterFailed` is raised, and the letter is
                 sent again until it is written. False: `SendFailed` is raised, and the letter is not sent again.
-            numbered: True if the transaction returns the numbers of its outbox rows.
         """
         self._producer = producer
         self._letters_to = letters_to
@@ -91,7 +87,6 @@ class Publisher:
         self._surely_fits = most_bytes - _ADDED_BYTES
         self._relay = relay
         self._retries_letters = retries_letters
-        self._numbered = numbered
 
     # Inside the transaction
 
@@ -114,11 +109,10 @@ class Publisher:
             await cast(AsyncOutboxTx, tx).post(rows)
         return rows
 
-    def committed(self, partition: Partition, rows: Sequence[Outgoing], tx: Tx | AsyncTx) -> None:
-        """Note that the transaction has committed, so that the relay may send its rows."""
+    def committed(self, partition: Partition, rows: Sequence[Outgoing]) -> None:
+        """Note that the transaction has committed, so that the relay reads and sends its rows."""
         if self._relay is not None and rows:
-            numbers = cast(NumberedTx, tx).numbers() if self._numbered else ()
-            self._relay.rows_committed(partition, len(rows), list(map(Posted, numbers, rows)))
+            self._relay.rows_committed(partition, len(rows))
 
     def _rows(self, sent: Sequence[Outgoing], letters: Sequence[Letter]) -> Sequence[Outgoing]:
         if self._relay is None:

@@ -17,7 +17,7 @@ from kconsume._kafka.outgoing import Outgoing
 from kconsume._runtime.background import BackgroundThread
 from kconsume._runtime.thread_pool import ThreadPool, end
 from kconsume.backends.base import TransactionalStore, Tx
-from kconsume.backends.capabilities import AsyncTx, LetterTx, NumberedTx, OutboxTx
+from kconsume.backends.capabilities import AsyncTx, LetterTx, OutboxTx
 from kconsume.errors import StoreError
 from kconsume.failures.letter_headers import Letter
 from kconsume.records import Partition
@@ -56,9 +56,6 @@ class _ThreadTx:
 
     async def record_origins(self, origins: Sequence[str]) -> set[str]:
         return await _on_thread(self._thread, partial(cast(OutboxTx, self._tx).record_origins, origins))
-
-    def numbers(self) -> Sequence[int]:
-        return cast(NumberedTx, self._tx).numbers()
 
     def fault(self, error: BaseException) -> StoreError | None:
         return self._tx.fault(error)

@@ -143,7 +143,7 @@ class TransactionalAttempt:
         except BaseException as error:  # noqa: BLE001  (`_rolled_back` decides)
             return _rolled_back(step, error, begun)
         if self._publisher is not None:
-            self._publisher.committed(lane.partition, rows, tx)
+            self._publisher.committed(lane.partition, rows)
         return _stored(lane, step, result)
 
 
@@ -218,7 +218,7 @@ class AsyncTransactionalAttempt:
         except BaseException as error:  # noqa: BLE001  (`_rolled_back` decides)
             return _rolled_back(step, error, begun)
         if self._publisher is not None:
-            self._publisher.committed(lane.partition, rows, tx)
+            self._publisher.committed(lane.partition, rows)
         return _stored(lane, step, result)
 
 

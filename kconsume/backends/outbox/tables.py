@@ -44,11 +44,14 @@ class Posted(msgspec.Struct, frozen=True, gc=False):
 
 
 class Targets(NamedTuple):
-    """Selects outbox rows of a partition by the topic to which they are sent."""
+    """Selects outbox rows of a partition by the topic to which they are sent, and by their number."""
 
     topics: tuple[str, ...]
     others: bool = False
     """True to select the rows to all topics except `topics`."""
+    above: int = 0
+    """Rows up to this number need not be read, because they were deleted. A store that finds deleted rows without a
+    scan may ignore it."""
 
 
 ALL_TARGETS: Final = Targets((), others=True)
@@ -151,8 +154,3 @@ def postgres_rows(group: str, partition: Partition, outgoing: Sequence[Outgoing]
     """The parameters of `Statements.post`. All rows are in one JSON text, with bytes in base64."""
     rows = _as_json(outgoing).decode()
     return {"group": group, "topic": partition.topic, "partition": partition.number, "rows": rows}
-
-
-def postgres_numbers(text: bytes | str) -> list[int]:
-    """Parse the text of a PostgreSQL array of integers, such as `{1,2}`."""
-    return list(map(int, text[1:-1].split(cast(Any, b"," if isinstance(text, bytes) else ","))))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from kconsume._kafka.outgoing import Outgoing
 from kconsume.backends.base import Position, Positions
-from kconsume.backends.outbox.tables import ALL_TARGETS, Posted, Targets, headers_of
+from kconsume.backends.outbox.tables import Posted, Targets, headers_of
 from kconsume.records import Partition
 
 Parameters: TypeAlias = dict[str, Any]
@@ -38,10 +38,13 @@ def position_arrays(group: str, positions: Positions) -> Parameters:
     }
 
 
-def target_arrays(partitions: Sequence[Partition], targets: Mapping[Partition, Targets]) -> Parameters:
-    """The parameters of a statement that reads outbox rows of partitions to some target topics."""
-    chosen = [targets.get(p, ALL_TARGETS) for p in partitions]
-    return {"names": [",".join(each.topics) for each in chosen], "others": [each.others for each in chosen]}
+def target_arrays(chosen: Sequence[Targets]) -> Parameters:
+    """The parameters of a statement that reads chosen outbox rows of many partitions."""
+    return {
+        "names": [",".join(each.topics) for each in chosen],
+        "others": [each.others for each in chosen],
+        "above": [each.above for each in chosen],
+    }
 
 
 def positions_of(rows: Iterable[Row]) -> dict[Partition, Position]:

@@ -219,33 +219,20 @@ class Statements:
             order by w.place"""
 
     @property
-    def post_numbered(self) -> str:
-        """As `post`, and returns the numbers of the rows. A role that may only insert cannot execute this statement."""
-        return f"with w as ({self.post} returning id) select array_agg(id order by id)::text from w"
-
-    @property
     def posted(self) -> str:
-        """The first rows with a higher number than `above`, for each partition that still has the given epoch. `place`
-        is the index of the partition in the arrays, counted from 1."""
+        """The first rows with a higher number than `above`, to the given topics or to all other topics, for each
+        partition that still has the given epoch. `place` is the index of the partition in the arrays, counted from 1.
+        No topic name contains a comma."""
         return f"""select w.place, b.id, b.target, b.key, b.value, b.headers, b.record_timestamp
-            from unnest(%(topics)s::text[], %(partitions)s::int[], %(epochs)s::bigint[], %(above)s::bigint[])
-                with ordinality w(topic, partition, epoch, above, place)
+            from unnest(%(topics)s::text[], %(partitions)s::int[], %(epochs)s::bigint[], %(above)s::bigint[],
+                %(names)s::text[], %(others)s::bool[])
+                with ordinality w(topic, partition, epoch, above, names, others, place)
             join {self._offsets} o on {_IS_WANTED} and o.epoch = w.epoch
             cross join lateral (select * from {self._outbox} r
                 where r.group_id = %(group)s and r.topic = w.topic and r.partition = w.partition and r.id > w.above
+                    and (r.target = any(string_to_array(w.names, ','))) <> w.others
                 order by r.id limit %(most)s) b
             order by w.place, b.id"""
-
-    @property
-    def posted_to(self) -> str:
-        """As `posted`, only for rows to the given topics, or to all other topics. No topic name contains a comma."""
-        arrays, columns, condition = "%(above)s::bigint[]", "epoch, above, place)", "r.id > w.above"
-        chosen = "(r.target = any(string_to_array(w.names, ','))) <> w.others"
-        return (
-            self.posted.replace(arrays, f"{arrays}, %(names)s::text[], %(others)s::bool[]")
-            .replace(columns, "epoch, above, names, others, place)")
-            .replace(condition, f"{condition} and {chosen}")
-        )
 
     @property
     def delivered(self) -> str:

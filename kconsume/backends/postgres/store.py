@@ -36,7 +36,6 @@ from kconsume.backends.postgres import transaction as handler_transactions
 from kconsume.backends.postgres.address import ISOLATION, POOL, Address, address_of
 from kconsume.backends.postgres.database import PostgresDatabase
 from kconsume.backends.postgres.dry_run import PostgresDryRun, async_dry_run, dry_run
-from kconsume.backends.postgres.outbox_cursor import OutboxCursor
 from kconsume.backends.postgres.pool import PooledConnection
 from kconsume.backends.postgres.rows import (
     partition_arrays,
@@ -125,7 +124,6 @@ class PostgresStore:
         self.database = PostgresDatabase(address)
         """Used by the store, and by the command line, Spark, dead letters and the outbox."""
         self._sessions = sessions
-        self._outbox_cursor = OutboxCursor()
 
     @property
     def _statements(self) -> Statements:
@@ -147,7 +145,6 @@ class PostgresStore:
             keeps_letters=True,
             severs=True,
             finishes=plain,
-            numbers_rows=True,
         )
 
     # For the consumer
@@ -292,22 +289,15 @@ class PostgresStore:
     def posted(
         self, group: str, epochs: Epochs, most: int, targets: Mapping[Partition, Targets] = NO_TARGETS
     ) -> dict[Partition, list[Posted]]:
-        partitions = list(epochs)
+        partitions, chosen = list(epochs), [targets.get(p, ALL_TARGETS) for p in epochs]
+        values = {
+            **partition_arrays(group, partitions),
+            **target_arrays(chosen),
+            "epochs": list(epochs.values()),
+            "most": most,
+        }
         with self.database.connection() as connection, connection.cursor(binary=True) as cursor:
-            above = [self._outbox_cursor.read_above(group, p, epoch) for p, epoch in epochs.items()]
-            values = {
-                **partition_arrays(group, partitions),
-                "epochs": list(epochs.values()),
-                "above": above,
-                "most": most,
-            }
-            if targets:
-                values.update(target_arrays(partitions, targets))
-            rows = cursor.execute(self._statements.posted_to if targets else self._statements.posted, values).fetchall()
-        posted = posted_by_partition(partitions, rows)
-        for partition in () if targets else partitions:  # the cursor needs all rows of a partition
-            self._outbox_cursor.read(group, partition, [row.number for row in posted.get(partition, ())])
-        return posted
+            return posted_by_partition(partitions, cursor.execute(self._statements.posted, values).fetchall())
 
     def delivered(self, group: str, numbers: Mapping[Partition, Sequence[int]]) -> None:
         with self.database.connection() as connection, connection.pipeline():
@@ -316,14 +306,12 @@ class PostgresStore:
                 # to delete the rows.
                 array = f"{{{','.join(map(str, each))}}}"
                 connection.execute(self._statements.delivered, {**partition_key(group, partition), "numbers": array})
-        for partition, each in numbers.items():
-            self._outbox_cursor.deleted(group, partition, each)
 
     def unowned_rows(self, owner: str, most: int, targets: Targets | None = None) -> list[Posted]:
         with self.database.connection() as connection:
             if connection.execute(self._statements.lease, {"owner": owner}).rowcount != 1:
                 return []
-            names, others = targets or ALL_TARGETS
+            names, others, _ = targets or ALL_TARGETS  # users' transactions do not commit in the order of the numbers
             values = {"most": most, "names": list(names), "others": others}
             return list(map(posted_of, connection.execute(self._statements.unowned_rows, values)))
 

@@ -26,7 +26,7 @@ from psycopg.pq import TransactionStatus
 from kconsume._kafka.outgoing import Outgoing
 from kconsume.backends.base import Position
 from kconsume.backends.claim import fenced
-from kconsume.backends.outbox.tables import postgres_numbers, postgres_rows
+from kconsume.backends.outbox.tables import postgres_rows
 from kconsume.backends.postgres.connection import ENDED, AsyncHandlerConnection, HandlerConnection, sever
 from kconsume.backends.postgres.dead_letters import writer as letter_statements
 from kconsume.backends.postgres.errors import advance_and_commit_error, commit_error, fault_of, store_error
@@ -153,7 +153,6 @@ class PostgresTx:
         self._pooled = pooled
         self._row = row
         self._pipelined = pipelined
-        self._posted: list[psycopg.Cursor[Any]] = []
         self._ending: list[Statement] = [(COMMIT, None)]
 
     def advance(self, old: int, new: int, leader_epoch: int | None = None) -> None:
@@ -195,10 +194,7 @@ class PostgresTx:
     def post(self, outgoing: Sequence[Outgoing]) -> None:
         if not self._pipelined:
             self.connection.check()
-        self._posted.append(self.connection.execute_own(*self._row.post_statement(outgoing)))
-
-    def numbers(self) -> list[int]:
-        return _numbers_of(self._posted)
+        self.connection.execute_own(*self._row.post_statement(outgoing))
 
     def record_origins(self, origins: Sequence[str]) -> set[str]:
         cursor = self.connection.execute_own(*self._row.record_origins_statement(origins))
@@ -209,13 +205,6 @@ class PostgresTx:
 
     def fault(self, error: BaseException) -> StoreError | None:
         return fault_of(error, self._row.settings.address, self.connection, self.connection.has_raised)
-
-
-def _numbers_of(posted: Sequence[psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]]) -> list[int]:
-    """The numbers of the posted rows. Reads libpq's results, because the connection is already closed."""
-    results = [cursor.pgresult for cursor in posted]
-    texts = [None if result is None else result.get_value(0, 0) for result in results]
-    return [number for text in texts if text is not None for number in postgres_numbers(text)]
 
 
 @contextmanager
@@ -306,7 +295,6 @@ class AsyncPostgresTx:
     def __init__(self, row: OffsetRow, connection: AsyncHandlerConnection) -> None:
         self.connection = connection
         self._row = row
-        self._posted: list[psycopg.AsyncCursor[Any]] = []
 
     async def advance(self, old: int, new: int, leader_epoch: int | None = None) -> None:
         self.connection.check()
@@ -329,10 +317,7 @@ class AsyncPostgresTx:
 
     async def post(self, outgoing: Sequence[Outgoing]) -> None:
         self.connection.check()
-        self._posted.append(await self.connection.execute_own(*self._row.post_statement(outgoing)))
-
-    def numbers(self) -> list[int]:
-        return _numbers_of(self._posted)
+        await self.connection.execute_own(*self._row.post_statement(outgoing))
 
     async def record_origins(self, origins: Sequence[str]) -> set[str]:
         cursor = await self.connection.execute_own(*self._row.record_origins_statement(origins))

@@ -59,7 +59,7 @@ class TxStatements:
             restored = "set_config('enable_seqscan', current_setting('kconsume.seqscan'), true)"
             check = check.replace("select next_offset", f"select next_offset, {restored}", 1)
             limit_lock_wait += f", {_BY_INDEX}"
-        outbox = (statements.post_numbered, statements.record_origins)
+        outbox = (statements.post, statements.record_origins)
         return cls(begin, lock, check, limit_lock_wait, statements.advance, statements.read_row, *outbox)
 
 

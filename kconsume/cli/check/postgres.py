@@ -234,7 +234,8 @@ def _tried(
 def _works(connection: Connection[tuple[Any, ...]], sql: Statements) -> str | None:
     """Run the statements of a run on each table. Returns None if they work, or else names a row that could not be read
     back: a row-level security policy hides rows without an error."""
-    from kconsume.backends.outbox.tables import postgres_rows
+    from kconsume.backends.outbox.tables import ALL_TARGETS, postgres_rows
+    from kconsume.backends.postgres.rows import target_arrays
 
     key: dict[str, object] = {"group": _TRIAL, "topics": [_TRIAL], "partitions": [0]}
     connection.execute(sql.reset, {**key, "offsets": [0]})
@@ -244,7 +245,7 @@ def _works(connection: Connection[tuple[Any, ...]], sql: Statements) -> str | No
         return _hidden("kconsume_offsets")
     epochs = [row[3] for row in claimed]
     connection.execute(sql.post, postgres_rows(_TRIAL, Partition(_TRIAL, 0), [Outgoing(b"", topic=_TRIAL)]))
-    asked = {**key, "epochs": epochs, "above": [0], "most": 1}
+    asked = {**key, **target_arrays([ALL_TARGETS]), "epochs": epochs, "most": 1}
     numbers = [number for _, number, *_ in connection.execute(sql.posted, asked)]
     one = {"group": _TRIAL, "topic": _TRIAL, "partition": 0, "numbers": numbers}
     if not numbers or connection.execute(sql.delivered, one).rowcount != 1:

@@ -39,7 +39,6 @@ class OtherForm(Generic[S]):
             cast(OffsetStore, self),
             outbox=None if inner.outbox is None else cast(OutboxStore, self),
             keeps_letters=inner.keeps_letters,
-            numbers_rows=inner.numbers_rows,
         )
 
     @property

@@ -13,11 +13,11 @@ from typing import Any, cast
 import pytest
 
 from kconsume._kafka.outgoing import Outgoing
-from kconsume.backends.capabilities import NumberedTx, OutboxStore, OutboxTx, capabilities_of
+from kconsume.backends.capabilities import OutboxStore, OutboxTx, capabilities_of
 from kconsume.backends.outbox.tables import Posted, Targets
 from kconsume.errors import StoreUnavailable
 from kconsume.records import Partition
-from kconsume.testing.conformance.harness import NOT_OURS, Bench, Handling, Owner, below, once_it_is_back
+from kconsume.testing.conformance.harness import NOT_OURS, Bench, Handling, Owner, once_it_is_back
 from kconsume.testing.conformance.transactional import TransactionalSuite
 
 _ALL = 1000
@@ -109,6 +109,20 @@ class OutboxSuite(TransactionalSuite):
         assert values(store.unowned_rows("me", _ALL, Targets(("elsewhere",)))) == []
         assert values(store.unowned_rows("me", _ALL, Targets(("elsewhere",), others=True))) == ["to orders.out"]
         assert values(store.unowned_rows("me", _ALL, Targets(("orders.out",)))) == ["to orders.out"]
+
+    def test_all_rows_above_a_number_are_read(self, bench: Bench) -> None:
+        """The relay asks for the rows above those that it has sent and deleted."""
+        first, second, *_ = bench.partitions
+        bench.me.claim(first, second)
+        for partition in (second, first):  # a store may number the rows of all partitions together
+            commit_rows(bench.me, partition, "a", "b", "c", "d")
+        epochs, store = {p: bench.me.held[p].epoch for p in (first, second)}, _store(bench.me)
+        sent = [row.number for row in read(bench.me, first)][:2]
+        store.delivered(bench.group, {first: sent})
+        above = {first: Targets((), others=True, above=sent[-1])}
+        found = store.posted(bench.group, epochs, 3, above)
+        assert {p: values(rows) for p, rows in found.items()} == {first: ["c", "d"], second: ["a", "b", "c"]}
+        assert values(store.posted(bench.group, epochs, 1, above)[first]) == ["c"]
 
     def test_only_outbox_rows_of_the_partition_and_group_are_read(self, bench: Bench) -> None:
         first, second, third, *_ = bench.partitions
@@ -202,21 +216,6 @@ class OutboxSuite(TransactionalSuite):
         commit_rows(bench.me, first, "c", "d")
         _store(bench.me).delivered(bench.group, {first: [row.number for row in rows]})
         assert values(read(bench.me, first)) == ["c", "d"]
-
-    def test_a_transaction_reports_the_numbers_of_its_own_outbox_rows(self, bench: Bench) -> None:
-        """Rows are sent and deleted by these numbers without being read back. A wrong number would delete, and lose,
-        another row."""
-        first, second, *_ = bench.partitions
-        bench.me.claim(first, second)
-        commit_rows(bench.me, first, "before")
-        commit_rows(bench.me, second, "another's")
-        with bench.me.transaction(first) as handling:
-            post(handling, "a", "b", "c")
-            post(handling, "d")
-            handling.advance(1, 2)
-        if (numbers := _numbers_of(handling)) is None:
-            pytest.skip("the store does not declare numbers_rows, so its rows are read back")
-        assert [row.number for row in read(bench.me, first)][1:] == list(numbers)
 
     # Rows of the user's own transactions, which belong to no partition
 
@@ -312,12 +311,6 @@ def _tx(handling: Handling) -> OutboxTx:
         f"{type(handling.tx).__name__} is no OutboxTx: it needs post, record_origins"
     )
     return handling.tx
-
-
-def _numbers_of(handling: Handling) -> Sequence[int] | None:
-    if not capabilities_of(handling.owner.store).numbers_rows:
-        return None
-    return cast(NumberedTx, below(handling)).numbers()
 
 
 def outgoing(value: str) -> Outgoing:

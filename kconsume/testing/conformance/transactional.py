@@ -20,7 +20,6 @@ from kconsume.backends.base import OffsetStore, Position
 from kconsume.backends.capabilities import (
     FinishingTx,
     LetterTx,
-    NumberedTx,
     OutboxTx,
     SeverableTx,
     capabilities_of,
@@ -37,7 +36,6 @@ TX_CAPABILITIES: list[tuple[str, type]] = [
     ("keeps_letters", LetterTx),
     ("severs", SeverableTx),
     ("finishes", FinishingTx),
-    ("numbers_rows", NumberedTx),
 ]
 """The capabilities that a store may declare for its transactions, and the protocol that they must then implement."""
 

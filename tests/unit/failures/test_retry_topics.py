@@ -35,7 +35,6 @@ from kconsume._runtime.processing.steps import CallHandler, SkipRecords
 from kconsume._runtime.processing.transactional import AsyncTransactionalAttempt, TransactionalAttempt
 from kconsume.backends import Position
 from kconsume.backends.claim import granted
-from kconsume.backends.outbox.tables import Posted
 from kconsume.errors import StoreUnavailable
 from kconsume.failures.letter_headers import RetryTarget, letter_of, read_added_headers
 from kconsume.failures.policy import OnError, Policy, Retries
@@ -443,7 +442,7 @@ class BoxTx:
 
 
 class NoRelay:
-    def rows_committed(self, partition: Partition, count: int, rows: Sequence[Posted] = ()) -> None: ...
+    def rows_committed(self, partition: Partition, count: int) -> None: ...
 
     def is_full(self, partition: Partition) -> bool:
         return False

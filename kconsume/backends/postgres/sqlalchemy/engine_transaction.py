@@ -21,7 +21,6 @@ from sqlalchemy.orm import Session
 
 from kconsume._kafka.outgoing import Outgoing
 from kconsume.backends.error_chain import causes_of
-from kconsume.backends.outbox.tables import postgres_numbers
 from kconsume.backends.postgres.connection import ENDED, sever
 from kconsume.backends.postgres.dead_letters import writer as letter_statements
 from kconsume.backends.postgres.errors import fault_of, meaning_of
@@ -63,7 +62,6 @@ class EngineTransaction:
         self._rolled_back = False
         self._own_statement_runs = False
         """True while kconsume executes a statement. Then the listeners allow all statements."""
-        self._numbers: list[int] = []
         self._errors: deque[BaseException] = deque(maxlen=16)
         connection.info[_TRANSACTION] = self
         # Begins the session's transaction, so that there is one to commit even if the handler never uses the session.
@@ -113,11 +111,7 @@ class EngineTransaction:
     def post(self, outgoing: Sequence[Outgoing]) -> None:
         self._flush()
         with self._own_statement():
-            array = self._connection.exec_driver_sql(*self.row.post_statement(outgoing)).scalar_one()
-            self._numbers += postgres_numbers(array)
-
-    def numbers(self) -> list[int]:
-        return self._numbers
+            self._connection.exec_driver_sql(*self.row.post_statement(outgoing))
 
     def record_origins(self, origins: Sequence[str]) -> set[str]:
         with self._own_statement():

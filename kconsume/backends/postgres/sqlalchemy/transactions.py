@@ -156,9 +156,6 @@ class SessionTx:
     def post(self, outgoing: Sequence[Outgoing]) -> None:
         self._transaction.post(outgoing)
 
-    def numbers(self) -> list[int]:
-        return self._transaction.numbers()
-
     def record_origins(self, origins: Sequence[str]) -> set[str]:
         return self._transaction.record_origins(origins)
 
@@ -184,9 +181,6 @@ class AsyncSessionTx:
 
     async def post(self, outgoing: Sequence[Outgoing]) -> None:
         await self.connection.run_sync(lambda _: self._transaction.post(outgoing))
-
-    def numbers(self) -> list[int]:
-        return self._transaction.numbers()
 
     async def record_origins(self, origins: Sequence[str]) -> set[str]:
         return await self.connection.run_sync(lambda _: self._transaction.record_origins(origins))

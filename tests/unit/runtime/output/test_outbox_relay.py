@@ -18,7 +18,7 @@ from kconsume._runtime.output import outbox_relay as implementation
 from kconsume._runtime.output import partition_outbox
 from kconsume._runtime.output.outbox_relay import FULL, OutboxRelay
 from kconsume._runtime.output.partition_outbox import MAX_ROWS, PartitionOutbox
-from kconsume.backends.outbox.tables import LEASE, NO_TARGETS, UNOWNED, Posted, Targets
+from kconsume.backends.outbox.tables import ALL_TARGETS, LEASE, NO_TARGETS, UNOWNED, Posted, Targets
 from kconsume.errors import SendFailed, StoreUnavailable
 from kconsume.records import Partition
 from tests.waiting import eventually
@@ -37,6 +37,8 @@ class Rows:
         self.forgotten = 0
         self.asked: list[int] = []
         """How many were asked for, each time."""
+        self.above: list[int] = []
+        """Above which number, each time."""
         self.after_read: Callable[[], None] = lambda: None
         self.before_delete: Callable[[], None] = lambda: None
         self._guard = threading.RLock()
@@ -51,6 +53,33 @@ class Rows:
             self.rows.setdefault(partition, []).extend(rows)
             return rows
 
+    def reserve(self, value: str) -> Posted:
+        """As a transaction that has its number, and does not commit yet."""
+        with self._guard:
+            self._number += 1
+            return Posted(self._number, outgoing(value))
+
+    def show(self, partition: Partition, row: Posted) -> None:
+        """As that transaction when it commits."""
+        with self._guard:
+            rows = [*self.rows.get(partition, []), row]
+            self.rows[partition] = sorted(rows, key=lambda each: each.number)
+
+    def fail_once(self) -> None:
+        def fail() -> None:
+            raise StoreUnavailable("the database is away")
+
+        self.once_read(fail)
+
+    def once_read(self, then: Callable[[], None]) -> None:
+        """Do this after the next read, while its caller waits for the answer."""
+
+        def after_read() -> None:
+            self.after_read = lambda: None
+            then()
+
+        self.after_read = after_read
+
     def left(self, partition: Partition = FIRST) -> list[str]:
         with self._guard:
             return [value_of(row.outgoing) for row in self.rows.get(partition, [])]
@@ -62,6 +91,7 @@ class Rows:
         with self._guard:
             self.reads += 1
             self.asked.append(most)
+            self.above += [each.above for each in targets.values()]
             self._must_be_here()
             ours = [p for p, epoch in epochs.items() if self.epochs.get(p) == epoch and self.rows.get(p)]
             found = {p: chosen(self.rows[p], targets.get(p))[:most] for p in ours}
@@ -146,9 +176,8 @@ def outgoing(value: str, topic: str = "out") -> Outgoing:
 
 
 def chosen(rows: Sequence[Posted], targets: Targets | None) -> list[Posted]:
-    if targets is None:
-        return [*rows]
-    return [row for row in rows if (row.outgoing.topic in targets.topics) is not targets.others]
+    topics, others, above = targets or ALL_TARGETS
+    return [row for row in rows if row.number > above and (row.outgoing.topic in topics) is not others]
 
 
 def value_of(sent: Outgoing) -> str:
@@ -159,10 +188,8 @@ def value_of(sent: Outgoing) -> str:
 class Stage:
     """A relay between the two."""
 
-    def __init__(self, *, numbered: bool = True) -> None:
+    def __init__(self) -> None:
         self.store, self.broker = Rows(), Broker()
-        self.numbered = numbered
-        """Whether the store tells the numbers of what was written."""
         self.relay = self.another()
 
     def another(self, limits: TopicLimits | None = None) -> OutboxRelay:
@@ -174,8 +201,8 @@ class Stage:
             self.relay.open(partition, epoch)
 
     def write(self, values: Sequence[str], partition: Partition = FIRST, topic: str = "out") -> None:
-        rows = self.store.leave(partition, values, topic)
-        self.relay.rows_committed(partition, len(values), rows if self.numbered else ())
+        self.store.leave(partition, values, topic)
+        self.relay.rows_committed(partition, len(values))
 
     def answered(self, lot: Lot) -> None:
         eventually(lambda: stage_is_past(self, lot), what="what was confirmed is deleted, and the next is sent")
@@ -191,11 +218,11 @@ def stage_is_past(stage: Stage, lot: Lot) -> bool:
     return stage.broker.lots[-1] is not lot or stage.is_empty()
 
 
-@pytest.fixture(params=[True, False], ids=["from memory", "read back"])
-def stage(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Stage]:
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     monkeypatch.setattr(partition_outbox, "_LONGEST_PAUSE", 0.05)
     monkeypatch.setattr(implementation, "_POLL_EVERY", 0.05)
-    stage = Stage(numbered=request.param)
+    stage = Stage()
     stage.relay.start()
     yield stage
     stage.broker.refused, stage.store.away = set(), False
@@ -305,79 +332,111 @@ def test_large_rows_leave_few_at_a_time(stage: Stage, monkeypatch: pytest.Monkey
     assert max(stage.store.asked[1:]) <= 10, "nor are more read than twice as many as were sent"
 
 
-# What was written a moment ago
+# Where a read begins
 
 
 @pytest.fixture
 def calm(monkeypatch: pytest.MonkeyPatch, stage: Stage) -> Stage:
-    """One that has looked at the table, and found nothing, and need not look again for a long time."""
-    monkeypatch.setattr(partition_outbox, "_TRUSTED", 1000.0)
+    """One that has looked at the table, and found nothing, and need not begin at its start again for a long time."""
+    monkeypatch.setattr(partition_outbox, "FROM_THE_START_EVERY", 1000.0)
     stage.broker.refused = set()
     stage.open()
     stage.settled()
     return stage
 
 
-def test_what_was_written_a_moment_ago_is_not_read_back(calm: Stage) -> None:
-    reads, values = calm.store.reads, [str(n) for n in range(3 * MAX_ROWS)]
-    for first in range(0, len(values), 100):
-        calm.write(values[first : first + 100])
-    calm.settled()
-    assert calm.broker.sent == values
-    assert calm.is_empty()
-    assert (calm.store.reads == reads) is calm.numbered
+def sent_and_settled(stage: Stage, values: Sequence[str]) -> None:
+    stage.write(values)
+    stage.settled()
 
 
-def test_an_owner_that_was_frozen_sends_nothing_of_what_it_has_in_memory(
-    calm: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(partition_outbox, "_TRUSTED", 0.0)
+def test_a_read_begins_above_the_last_row_that_was_read(calm: Stage) -> None:
+    sent_and_settled(calm, ["1", "2"])
+    sent_and_settled(calm, ["3"])
+    sent_and_settled(calm, ["4"])
+    assert calm.broker.sent == ["1", "2", "3", "4"]
+    assert (min(calm.store.above), calm.store.above[-1]) == (0, 3)
+
+
+def test_an_owner_that_was_frozen_sends_nothing_of_what_it_has_written(calm: Stage) -> None:
     calm.store.epochs[FIRST] = 2  # another's, and nobody here knows
     calm.write(["1", "2"])
     calm.settled()
     assert (calm.broker.sent, calm.store.left()) == ([], ["1", "2"])
 
 
-def test_control_without_a_look_it_would_send_them(calm: Stage) -> None:
-    calm.store.epochs[FIRST] = 2
-    calm.write(["1", "2"])
-    calm.settled()
-    assert calm.broker.sent == (["1", "2"] if calm.numbered else [])
-
-
-def test_what_somebody_else_has_left_before_it_is_sent_before_it(calm: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition_outbox, "_TRUSTED", 0.0)
+def test_what_somebody_else_has_left_before_it_is_sent_before_it(calm: Stage) -> None:
     calm.store.leave(FIRST, ["nobody told"])
     calm.write(["1", "2"])
     calm.settled()
     assert calm.broker.sent == ["nobody told", "1", "2"]
 
 
-def test_rows_that_are_too_large_for_memory_are_read_back(calm: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition_outbox, "_TAIL_BYTES", 5_000)
-    reads, values = calm.store.reads, [str(n).ljust(1_000) for n in range(50)]
-    calm.write(values)
-    calm.settled()
-    assert calm.broker.sent == values
-    assert calm.store.reads > reads
-
-
-def test_behind_what_an_earlier_owner_has_left_it_is_sent_from_memory_again(calm: Stage) -> None:
-    """Once what is read reaches what is in memory, nothing else is in the table."""
+def test_what_an_earlier_owner_has_left_is_sent_before_what_was_just_written(calm: Stage) -> None:
     old, new = [f"old {n}" for n in range(50)], [f"new {n}" for n in range(MAX_ROWS)]
     calm.store.leave(FIRST, old)
-    rows = calm.store.leave(FIRST, new)
-    asked = len(calm.store.asked)
+    calm.store.leave(FIRST, new)
     calm.broker.refused = None
     calm.relay.open(FIRST, 1)
-    calm.relay.rows_committed(FIRST, MAX_ROWS, rows if calm.numbered else ())
+    calm.relay.rows_committed(FIRST, MAX_ROWS)
     lot = calm.broker.next()
     calm.broker.refused = set()
     lot.confirm()
     calm.settled()
     assert calm.broker.sent == old + new
-    if calm.numbered:
-        assert len(calm.store.asked) <= asked + 2, "the rest was in memory"
+
+
+def test_a_row_that_becomes_visible_behind_what_was_sent_is_sent(calm: Stage) -> None:
+    """Its transaction took its number before that of another one, and committed after it."""
+    late = calm.store.reserve("late")
+    sent_and_settled(calm, ["1", "2"])
+    calm.store.show(FIRST, late)
+    calm.relay.rows_committed(FIRST, 1)
+    eventually(lambda: calm.broker.sent == ["1", "2", "late"], what="the late row")
+    calm.settled()
+    assert calm.is_empty()
+
+
+def test_a_late_row_of_which_nobody_told_is_found_with_the_next_rows(
+    calm: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = calm.store.reserve("late")
+    sent_and_settled(calm, ["1"])
+    calm.store.show(FIRST, late)
+    sent_and_settled(calm, ["2"])
+    assert calm.broker.sent == ["1", "2"], "the control: not above what was read"
+    monkeypatch.setattr(partition_outbox, "FROM_THE_START_EVERY", 0.0)
+    sent_and_settled(calm, ["3"])
+    assert calm.broker.sent == ["1", "2", "late", "3"]
+
+
+def test_after_an_error_and_after_a_claim_a_read_begins_at_the_start(calm: Stage) -> None:
+    troubles: list[Callable[[], None]] = [calm.store.fail_once, lambda: calm.open(epoch=2)]
+    for number, trouble in enumerate(troubles):
+        late = calm.store.reserve(f"late {number}")
+        sent_and_settled(calm, [str(number)])
+        calm.store.show(FIRST, late)
+        trouble()
+        sent_and_settled(calm, ["behind"])
+        assert calm.broker.sent[-2:] == [f"late {number}", "behind"]
+
+
+def test_a_claim_while_the_relay_reads_lets_no_row_pass_a_held_one(calm: Stage) -> None:
+    """The claim ends the hold, and the read had left out what was held."""
+
+    def claim_anew() -> None:
+        calm.store.leave(FIRST, ["behind"], "missing")
+        calm.broker.refused = set()
+        calm.open(epoch=2)
+
+    calm.broker.refused = {"bad"}
+    calm.write(["bad"], topic="missing")
+    eventually(lambda: calm.relay.blocked, what="it is held")
+    tried = len(calm.broker.sent)
+    calm.store.once_read(claim_anew)
+    calm.write(["1"])
+    calm.settled()
+    assert calm.broker.sent[tried:] == ["bad", "1", "behind"]
 
 
 # What is refused
