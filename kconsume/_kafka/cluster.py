@@ -214,7 +214,7 @@ class Cluster:
                 names = ", ".join(f"{topic.topic} ({topic.num_partitions} partitions)" for topic in new)
                 raise ConfigurationError(
                     f"the cluster at {self.brokers} lacks these topics: {names}; this client could not create them "
-                    f"({outcome.str()}): create them, or give the principal of this client the permission Create"
+                    f"({outcome.str()}): create them, or give the principal Create"
                 )
         if made:
             self._await_topics(made, deadline)

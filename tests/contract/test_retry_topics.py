@@ -389,7 +389,7 @@ def test_where_a_client_may_not_make_topics_the_error_names_them(one_broker: Are
     app = one_broker.app(group)
     app.consume(source, other, retry=RetryTopics((5, 60)))(Stage(one_broker, group, "thread").handler())
     names = [f"{source}.{group}.retry.{n} (2 partitions)" for n in (1, 2)]
-    with pytest.raises(ConfigurationError, match="create them, or give the principal of this client the permission Create") as caught:
+    with pytest.raises(ConfigurationError, match="create them, or give the principal Create") as caught:
         app.catch_up(idle=0.1)
     assert all(name in str(caught.value) for name in names)
     assert f"{other}.{group}.retry.2 (1 partitions)" in str(caught.value)
