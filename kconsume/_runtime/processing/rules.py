@@ -368,13 +368,13 @@ class ChunkRun:
         """
         *_, last = errors
         good = [message for index, message in enumerate(part) if index not in errors]
+        dead = [error for error in errors.values() if self._decisions.verdict(error) is Verdict.DEAD_LETTER]
         if self._decisions.stops(errors[last]):
             earlier = {index: error for index, error in errors.items() if index != last}
             self._add_skipped(part, earlier, self._decisions.drafts(part, earlier, self._attempt))
-            self._passed(part[:last], skipped=len(earlier), failed=len(earlier))
+            self._passed(part[:last], skipped=len(earlier), failed=len(dead))
             self._stop(part[last], errors[last])
             return False
-        dead = [error for error in errors.values() if self._decisions.verdict(error) is Verdict.DEAD_LETTER]
         if dead and (limit := self._rules.dead_letter_limit) is not None and limit.exceeds(len(dead)):
             self._stop(part[last], self._decisions.too_many(errors[last]))
             return False

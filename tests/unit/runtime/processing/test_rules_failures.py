@@ -34,7 +34,7 @@ from kconsume.backends.claim import granted
 from kconsume.errors import SendFailed, TooManyFailures
 from kconsume.failures.dead_letter import DeadLetterLimit
 from kconsume.failures.policy import OnError, Policy
-from kconsume.failures.retry_topics import Moment
+from kconsume.failures.retry_topics import Moment, RetryTopics
 from tests.unit.fakes import ORDERS, FakeMessage, ListStore, Writes, messages_at
 
 pytestmark = pytest.mark.usefixtures("no_time_passes")
@@ -308,6 +308,23 @@ def test_each_dead_letter_counts_once_however_often_its_record_was_run(form: str
     assert bench.post.offsets == [3, 40, 41, 77]
     assert bench.failure is None
     assert bench.reached == 100
+
+
+def test_a_record_on_its_way_to_a_retry_topic_is_no_dead_letter_when_a_later_one_stops_the_lane() -> None:
+    def handle(records: list[Record]) -> None:
+        raise BatchError({0: LookupError("later"), 1: SystemExit(3)})
+
+    bench, binding, gauge = Bench("batch", {}), bind(handle), DeadLetterLimit(1, 60.0, lambda: 0.0)
+    policy = Policy(DeadLetter("dead", limit=1), RetryTopics((5,)))
+    chain = policy.retry_chain((ORDERS.topic,), GROUP)
+    rules = ChunkRules(binding, policy, group=GROUP, dead_letter_limit=gauge, retry_chain=chain, clock=Moment.now)
+    mail = Publisher(bench.post, policy.dead_letter, bench.post, 10**6)
+    work = ThreadDriver(rules, PlainAttempt(binding.runner(), True, mail))
+    work(bench.lane, Chunk([*messages_at(range(3))], 0, 2), bench.reports.append)
+    assert [letter.topic for letter in bench.post.letters] == ["orders.shop.retry.1"]
+    assert isinstance(bench.failure and bench.failure.error, SystemExit)
+    assert bench.reached == 1
+    assert not gauge.exceeds(1), "none of the dead letters that are allowed was written"
 
 
 @pytest.mark.parametrize("form", ["batch", "batch transaction"])
