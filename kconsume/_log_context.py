@@ -104,9 +104,10 @@ class _Factory(Protocol):
 
 
 class _PlacingFactory:
-    """Makes log records with the factory that was set before, and adds the current record.
+    """Makes log records with the factory that was set before, and adds to each the place of the Kafka record that is
+    being handled.
 
-    A formatter could not add the current record: a line may be formatted later, on another thread.
+    A formatter could not add it: a line may be formatted later, on another thread, where that place is not known.
     """
 
     def __init__(self, before: _Factory) -> None:

@@ -78,7 +78,7 @@ FORBIDDEN = {
 
 _SECRET = re.compile(r"password|passphrase|secret|\.pem$|token|oauthbearer\.config|jaas", re.IGNORECASE)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_HARMLESS = re.compile(r"(sqlite:)?[\w./\\ -]*")  # for example a file name; a password would follow a : or a =
+_HARMLESS = re.compile(r"(sqlite:)?[\w./\\ -]*")  # for example a file name: without : and =, it has no password
 _USERINFO = re.compile(r"(?<=//)(.*)@")  # up to the last @, because a password may contain : / @
 _PARAMETER = re.compile(r"([^&=]*)=([^&]*)")
 MASK = "********"

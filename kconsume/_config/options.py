@@ -88,11 +88,15 @@ class HandlerOptions:
         self._check_dead_letter()
         if self.repeats not in ("handle", "drop"):
             raise ConfigurationError(f"repeats={self.repeats!r} is unknown: choose 'handle' or 'drop'")
-        if policy.retry_topics is not None and (self.pattern is not None or self.partitions is not None):
-            what = "pattern=" if self.pattern is not None else "partitions="
+        if policy.retry_topics is not None and self.pattern is not None:
             raise ConfigurationError(
-                f"RetryTopics are named after the topics of a handler, and a group assigns their partitions, so they "
-                f"do not work with {what}: name the topics, or use Retry(...)"
+                "RetryTopics are named after the topics of the handler, and pattern= names none: name the topics, or "
+                "use Retry(...)"
+            )
+        if policy.retry_topics is not None and self.partitions is not None:
+            raise ConfigurationError(
+                "the group assigns the partitions of RetryTopics, so they do not work with partitions=: leave "
+                "partitions= out, or use Retry(...)"
             )
         for name, value in (("concurrency", self.concurrency), ("chunk", self.chunk)):
             if value is not None and not _is_whole(value, at_least=1):

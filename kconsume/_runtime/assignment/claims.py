@@ -246,8 +246,8 @@ class Claims:
         return ids, troubles
 
     def _same_topics(self, answers: Mapping[Partition, Position | Refused], ids: Mapping[str, str | None]) -> Answers:
-        """The answers, with a trouble for each topic that was made again after its offset was stored. A row without a
-        topic id gets the id of the topic."""
+        """The answers, but with a `PartitionTrouble` for each partition whose topic was deleted and created again after
+        the offset was stored. A stored position without a topic id gets the topic's present id."""
         known: Answers = {}
         for partition, answer in answers.items():
             topic_id = ids.get(partition.topic)

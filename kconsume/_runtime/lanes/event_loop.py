@@ -124,8 +124,9 @@ class AsyncLanes:
     async def _run(self, lane: Lane) -> None:
         """Run the lane for one turn.
 
-        A turn is limited by time, not by a number of chunks. A lane that seems slow, because its first call took long,
-        gets small chunks; with a number of chunks it would fall behind the other lanes.
+        A turn ends after a time, not after a number of chunks. A lane that seems slow, because its first call took
+        long, gets small chunks. If a turn were a fixed number of chunks, this lane would handle fewer records than the
+        others and fall behind.
         """
         ends = _clock() + TURN
         suspended, lane.suspended = lane.suspended, None

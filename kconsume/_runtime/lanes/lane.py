@@ -171,7 +171,7 @@ class Lane:
 
     def count_finished(self, records: int) -> None:
         """Count records as finished, for back-pressure."""
-        records = min(records, self.queued_records)  # inline lanes count none as queued
+        records = min(records, self.queued_records)  # 0 for an inline lane, which counts no records as queued
         if records:
             self.queued_bytes -= self.queued_bytes * records // self.queued_records
             self.queued_records -= records

@@ -262,8 +262,8 @@ class OutboxRelay:
             rows=rows,
             cause=hold.cause,
             code="outbox_blocked",
-            hint="kconsume tries the row again and holds later rows to this topic; to decide: kconsume outbox list, "
-            f"then drop or dead-letter {hold.number} --to TOPIC",
+            hint="kconsume tries the row again and holds later rows to this topic; to decide: "
+            f"kconsume outbox drop {hold.number} --yes, or kconsume outbox dead-letter {hold.number} --to TOPIC --yes",
         )
 
     def _hold_slow_topics(self, outboxes: Mapping[Partition, PartitionOutbox], now: float) -> None:

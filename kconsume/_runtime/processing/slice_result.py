@@ -1,4 +1,4 @@
-"""Computes the result of a slice from the end of its handler's run."""
+"""Computes the result of a slice from how its handler ended: normally, with an error, or cancelled."""
 
 from __future__ import annotations
 

@@ -152,5 +152,5 @@ def _end(address: str, connection: LentSqliteConnection, end: str) -> None:
     except STATEMENT_ERRORS as error:
         fault = passing_fault(address, error)
         if fault is None:
-            raise  # for instance a constraint that is checked at COMMIT: the handler's error
+            raise  # the handler's error, for instance a constraint that fails only at COMMIT
         raise fault from error

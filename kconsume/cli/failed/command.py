@@ -323,7 +323,8 @@ def _plan_of(
 
 
 def _failures(plans: Sequence[tuple[ConsumerPlan, Mapping[str, ClientValue]]]) -> list[_FailureInGroup]:
-    """The failures of all groups, each once. Raises `ConfigurationError` if no store can have failures."""
+    """The failed records of all groups, each once. Raises `ConfigurationError` if no store of these groups can apply a
+    record only in part: then there is nothing to decide."""
     failures: dict[tuple[str, int], list[_FailureInGroup]] = {}
     for plan, kafka in plans:
         store = capabilities_of(plan.store).deciding

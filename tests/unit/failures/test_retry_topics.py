@@ -337,7 +337,7 @@ def test_dead_letters_to_its_own_retry_topic_are_refused() -> None:
 
 
 def test_a_pattern_and_chosen_partitions_are_refused() -> None:
-    refused(shop(), pattern="orders-.*", said="do not work with pattern=: name the topics, or use Retry")
+    refused(shop(), pattern="orders-.*", said="pattern= names none: name the topics, or use Retry")
     refused(shop(), "orders", partitions=[0], said="do not work with partitions=")
 
 

@@ -502,7 +502,7 @@ def test_that_something_is_refused_is_said_once_and_not_each_time(
     (said,) = [record.getMessage() for record in caplog.records]
     assert said.startswith("outbox blocked partition=orders/0 group=shop topic=out row=1 rows=1 cause=")
     assert 'cause="the topic is not there" ' in said
-    assert "kconsume outbox list, then drop or dead-letter 1 --to TOPIC" in said
+    assert "kconsume outbox drop 1 --yes, or kconsume outbox dead-letter 1 --to TOPIC --yes" in said
 
 
 def test_a_row_that_is_refused_is_named_with_its_cause_and_holds_its_topic_alone(stage: Stage) -> None:
