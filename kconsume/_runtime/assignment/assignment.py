@@ -159,7 +159,7 @@ class Assignment:
     @property
     def store_error(self) -> str:
         """Why the store did not answer the last claim or save, if it did not."""
-        error = self.claiming.last_error
+        error = self.claiming.last_error if self.claiming.is_pending else None
         return str(error) if isinstance(error, StoreUnavailable) else self.commits.store_error
 
     @property

@@ -120,6 +120,11 @@ class Claiming:
         self._logged_causes: dict[Partition, tuple[str, Deadline]] = {}
         """Why a partition does not flow, as it was logged last, and until when the same cause is not logged again."""
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether any claim is pending."""
+        return bool(self._pending)
+
     def has_pending(self, owned: OwnedPartition) -> bool:
         """Whether a claim of the partition is pending."""
         return any(claim is owned.claim for claim in self._pending)

@@ -55,14 +55,16 @@ class Commits:
 
     @property
     def store_error(self) -> str:
-        """Why the store did not answer the last save, if it did not."""
-        return self._committer.store_error if isinstance(self._committer, StoreCommitter) else ""
+        """Why the store did not answer the last save, if an offset still waits for it."""
+        committer = self._committer
+        return committer.store_error if isinstance(committer, StoreCommitter) and self._is_behind else ""
 
     @property
     def coordinator_is_lost(self) -> bool:
-        """Whether the last commit to the Kafka group had no answer."""
-        committer = self._committer if self._mirror is None else self._mirror
-        return isinstance(committer, GroupCommitter) and committer.coordinator_is_lost
+        """Whether the last commit to the Kafka group had no answer, and an offset still waits for it."""
+        if self._mirror is not None:
+            return self._mirror.coordinator_is_lost and self._mirror_is_behind
+        return isinstance(self._committer, GroupCommitter) and self._committer.coordinator_is_lost and self._is_behind
 
     @property
     def confirms_membership(self) -> bool:
@@ -119,6 +121,10 @@ class Commits:
                 self.send()
             poll()
             time.sleep(0.002)
+
+    @property
+    def _is_behind(self) -> bool:
+        return any(owned.unsaved for owned in self._partitions.values())
 
     @property
     def _mirror_is_behind(self) -> bool:

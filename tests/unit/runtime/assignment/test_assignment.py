@@ -159,6 +159,7 @@ class NoCommitter:
     """Has nothing to store: the lanes of these tests report what they have stored."""
 
     busy = False
+    store_error = ""
 
     def settle(self, deadline: Deadline) -> None:
         """No save is under way."""
@@ -392,6 +393,17 @@ def test_where_a_failure_holds_its_partition_it_is_held(bench: Bench) -> None:
 
     eventually(held, what="its claim finds it")
     assert bench.assignment.partitions[B].state is State.OPEN
+
+
+def test_a_store_that_was_away_is_not_named_once_the_partition_that_waited_for_it_is_gone(bench: Bench) -> None:
+    bench.assignment.assigned([A])
+    settle(bench, {A})
+    bench.store.errors.append(StoreUnavailable("no answer"))
+    bench.assignment.assigned([B])
+    assert bench.assignment.store_error == "no answer"
+    bench.assignment.revoked([B])
+    bench.assignment.step()
+    assert bench.assignment.store_error == ""
 
 
 def test_a_fenced_partition_is_claimed_again_only_when_the_broker_has_confirmed_us(bench: Bench) -> None:
