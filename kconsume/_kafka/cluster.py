@@ -213,7 +213,7 @@ class Cluster:
             if isinstance(outcome, KafkaError) and outcome.code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 names = ", ".join(f"{topic.topic} ({topic.num_partitions} partitions)" for topic in new)
                 raise ConfigurationError(
-                    f"the cluster at {self.brokers} lacks these topics: {names}; this client could not create them "
+                    f"the cluster at {self.brokers} lacks the topics {names}, and this client could not create them "
                     f"({outcome.str()}): create them, or give the principal Create"
                 )
         if made:

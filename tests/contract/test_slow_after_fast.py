@@ -8,7 +8,7 @@ import pytest
 
 from kconsume import App, Record
 from kconsume._config.options import Executor
-from tests.fix_arena import Arena
+from tests.fix_arena import IMPATIENT, POLL_INTERVAL, Arena
 from tests.waiting import eventually
 
 EACH = 3000
@@ -19,7 +19,7 @@ def held_up(
 ) -> tuple[App, list[tuple[int, int]], threading.Event, threading.Event, str]:
     """An app whose handler is fast, until it meets a record that holds it up."""
     topic = arena.topic(2)
-    app = arena.app(group, kafka={"max.poll.interval.ms": 2000})
+    app = arena.app(group, kafka=IMPATIENT)
     seen: list[tuple[int, int]] = []
     entered, release = threading.Event(), threading.Event()
 
@@ -65,7 +65,7 @@ def test_a_fast_handler_that_is_held_up_stops_neither_polling_nor_other_partitio
 @pytest.mark.dense
 def test_a_fast_async_handler_that_blocks_the_loop_does_not_stop_polling(arena: Arena, group: str) -> None:
     topic = arena.topic(2)
-    app = arena.app(group, kafka={"max.poll.interval.ms": 2000})
+    app = arena.app(group, kafka=IMPATIENT)
     seen: list[tuple[int, int]] = []
     entered, release = threading.Event(), threading.Event()
 
@@ -86,7 +86,7 @@ def test_a_fast_async_handler_that_blocks_the_loop_does_not_stop_polling(arena: 
             supervisor = app._supervisor
             assert supervisor is not None
             consumer = supervisor.consumers[0]
-            for _ in range(3):  # a second each, and the poll interval is two
+            for _ in range(int(POLL_INTERVAL) + 1):  # a second each: longer than the poll interval
                 before = consumer.loop.snapshot
                 eventually(lambda: consumer.loop.snapshot is not before, what="the loop goes on")  # noqa: B023  (used at once)
             assert (0, EACH) not in seen, "still held up"

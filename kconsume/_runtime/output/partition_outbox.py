@@ -3,7 +3,7 @@
     committed ─► read ─► in flight ─► confirmed ─► deleted
 
 A read begins above the last row that was chosen to be sent, because a database scans deleted rows until it has cleaned
-them up. It begins at the first row of the table after a claim, an error or a hold, if rows that were committed are
+them up. It begins at the first row of the table after a claim, an error or a hold, if rows that were committed may be
 missing above, and once a second. So a row that becomes visible after rows with higher numbers is found too. The rows of
 a partition become visible in the order of their numbers, because its transactions commit one after the other. The
 number is only where to begin: no row is taken for sent because of it.
@@ -160,6 +160,9 @@ class PartitionOutbox:
         """The time at which the table was last read from its first row."""
         self._known = 0
         """The value of `pending` when the last read began."""
+        self._is_counted = True
+        """False after a read that did not show how many rows there are. Then `pending` cannot show that a row is
+        missing above, so the last read of these rows begins at the first row."""
         self._logged: str | None = None
         self._logged_at = 0.0
 
@@ -262,8 +265,10 @@ class PartitionOutbox:
             # It is not known how many rows there are behind these, or how many are held.
             self.pending = max(self.pending, len(rows))
             self.unread = self.unread or has_more
-        elif self.above and len(rows) < self._known:
+            self._is_counted = False
+        elif self.above and (len(rows) < self._known or not self._is_counted):
             self._read_from_start()  # a row may have become visible late
+            self._is_counted = True
             return
         else:
             # The read has all rows that were committed before it. If rows were committed before it, and

@@ -259,6 +259,15 @@ def test_a_row_that_becomes_visible_late_is_sent() -> None:
     assert (late_row().sent, late_row().rows) == ([2, 1], [])
 
 
+def test_a_row_that_becomes_visible_late_is_sent_although_rows_of_another_hide_that_it_is_missing() -> None:
+    """As many rows come as were told, and one of them is not ours: an earlier owner wrote it, and told nobody."""
+    table = Table(1)
+    for what in ("take a number", "write", "somebody writes", "send", "commit late", *["send"] * 9):
+        table.turn(what, 1)
+    assert (sorted(table.sent), table.rows) == ([1, 2, 3], [])
+    assert table.outbox.is_done
+
+
 def test_control_a_late_row_stays_if_the_table_is_not_read_from_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PartitionOutbox, "_read_from_start", lambda outbox: setattr(outbox, "unread", True))
     assert late_row().sent == [2]
