@@ -29,6 +29,7 @@ from kconsume._runtime.handler_loop import EventLoopThread
 from kconsume._runtime.lanes.lane import Lane
 from kconsume._runtime.lanes.reports import LaneReport
 from kconsume._runtime.lanes.threads import ThreadLanes
+from kconsume._runtime.observation.causes import Facts, flows, waits_for
 from kconsume._runtime.plan import ConsumerPlan, SharedParts
 from kconsume._runtime.processing import transactional
 from kconsume.failures.retry_topics import Moment
@@ -301,8 +302,15 @@ class Run:
 
     @property
     def waits(self) -> Mapping[Partition, tuple[str, ...]]:
-        """What the next snapshot would say of partitions that do not flow."""
-        return self._engine.assignment.waits
+        """What partitions that do not flow wait for, by the function that gives them their cause."""
+        ours = self._engine.assignment
+        return {
+            p: tuple(
+                waits_for(o, Facts(is_claimed=ours.claiming.has_pending(o), can_be_confirmed=ours.can_be_confirmed(o)))
+            )
+            for p, o in ours.partitions.items()
+            if not flows(o)
+        }
 
     @property
     def assigned(self) -> set[Partition]:

@@ -39,7 +39,6 @@ from kconsume._runtime.deadlines import (
 )
 from kconsume._runtime.lanes.lane import Lane
 from kconsume._runtime.lanes.reports import LaneReports
-from kconsume._runtime.observation.causes import Facts, flows, waits_for
 from kconsume._runtime.observation.events import Events, PartitionsLost
 from kconsume._runtime.output.outbox_relay import OutboxRelay
 from kconsume.errors import StoreUnavailable
@@ -144,17 +143,6 @@ class Assignment:
     def settled(self) -> bool:
         """Whether every partition is open or held, with no claim pending."""
         return self.joined and self.partitions.are_settled
-
-    @property
-    def waits(self) -> dict[Partition, tuple[str, ...]]:
-        """The partitions whose records are not delivered, each with the codes of what it waits for."""
-        return {
-            p: tuple(
-                waits_for(o, Facts(is_claimed=self.claiming.has_pending(o), can_be_confirmed=self.can_be_confirmed(o)))
-            )
-            for p, o in self.partitions.items()
-            if not flows(o)
-        }
 
     @property
     def store_error(self) -> str:
